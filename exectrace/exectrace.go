@@ -17,7 +17,7 @@
 // flight recorder discards the start of a span, the span's ids are lost, too.
 //
 // A span processor cannot do this, because the SDK creates the task after it has called all
-// processors. So this package wraps the provider. It works on all platforms and does not need
+// processors. This package wraps the provider instead. It works on all platforms and does not need
 // package spanctx.
 package exectrace
 

@@ -4,8 +4,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The rules in this directory add this file to go.opentelemetry.io/otel/sdk/trace. That package
-// cannot import package instrumentation, because instrumentation imports the SDK. So this file calls
-// a function of instrumentation through go:linkname.
+// cannot import package instrumentation, which imports the SDK, so this file calls a function of
+// instrumentation through go:linkname.
 package trace
 
 import (

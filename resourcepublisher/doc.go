@@ -32,8 +32,8 @@
 // Package spanctx tells readers where to find spans, in attributes whose keys begin with
 // "threadlocal.". These attributes do not need a process context: while this package publishes
 // none, they are in a separate mapping, OTELCTX_THREADLOCAL, which has the format of a process
-// context without a resource. So readers find spans even if another library, such as dd-trace-go,
-// publishes the process context, whichever library starts first.
+// context without a resource. Readers find spans there even if another library, such as
+// dd-trace-go, publishes the process context, whichever library starts first.
 //
 // If another library publishes a context after this package did, readers find two contexts and
 // trust neither, but they still find the spans. To avoid this, start that library first, or do not

@@ -27,7 +27,6 @@ const MaxPayloadSize = wire.MaxProcessContextPayload
 // reports attributes omitted to stay within the limit wraps it, too.
 var ErrTooLarge = errors.New("process context is too large")
 
-// encoded is an encoded ProcessContext message.
 type encoded struct {
 	payload []byte
 	// problems joins one error for each attribute that was left out or changed because the format

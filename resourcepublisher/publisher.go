@@ -37,9 +37,9 @@ var (
 // Publisher publishes the process context of this process, see [NewPublisher]. It is also a span
 // processor, which ties the context to the lifetime of a TracerProvider.
 //
-// It is safe for concurrent use. The methods of a nil Publisher do nothing and return
-// nil, except that Update returns [ErrShutdown]. So a service that could not publish
-// can keep using the nil Publisher that NewPublisher returned.
+// It is safe for concurrent use. The methods of a nil Publisher do nothing and return nil, except
+// that Update returns [ErrShutdown]: a service that could not publish can keep using the nil
+// Publisher that NewPublisher returned.
 type Publisher struct {
 	config config
 	// handle is set by NewPublisher or, if that has not returned yet or the Publisher was created for a
@@ -72,9 +72,8 @@ func init() {
 type publication struct {
 	// pid is the id of the process that published. A forked child has another id, and does not
 	// inherit the mapping.
-	pid    int
-	region *region
-	// payload is the published payload.
+	pid     int
+	region  *region
 	payload []byte
 	// resource is the published resource, before the filter keep.
 	resource *resource.Resource

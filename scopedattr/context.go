@@ -27,7 +27,6 @@ func AttributesFromContext(ctx context.Context) attribute.Set {
 	return attrcontext.SetOf(ctx)
 }
 
-// hasKey reports whether attrs has key.
 func hasKey(attrs []attribute.KeyValue, key attribute.Key) bool {
 	for i := range attrs {
 		if attrs[i].Key == key {

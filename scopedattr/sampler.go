@@ -68,8 +68,8 @@ func (s *sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingR
 // shouldSample is ShouldSample for a context with attributes.
 //
 // The SDK sets the attributes of the result before the attributes given at Start. If there may be
-// too many, the attributes of the context must be the ones that are dropped. So shouldSample then
-// adds the attributes given at Start to the result, too, before those of the context.
+// too many, those of the context must be dropped first. To achieve that, shouldSample also adds the
+// attributes given at Start to the result, before those of the context.
 func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scoped []attribute.KeyValue) sdktrace.SamplingResult {
 	all, missing := below(p.Attributes, scoped)
 	p.Attributes = all

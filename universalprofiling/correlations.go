@@ -65,13 +65,11 @@ type Stats struct {
 	Evicted uint64
 }
 
-// counters are the atomic counters of Stats.
 type counters struct {
 	registrations, correlations, malformed, unknownTypes atomic.Uint64
 	unknownTransactions, early, dropped, notDeferred     atomic.Uint64
 }
 
-// stats returns the current counts.
 func (i *integration) stats() Stats {
 	if i == nil {
 		return Stats{}
@@ -166,7 +164,6 @@ func (i *integration) handleMessage(b []byte, whole bool) {
 	}
 }
 
-// register applies a registration.
 func (i *integration) register(m wire.ProfilingRegistration) {
 	c := &i.correlations
 	delay := time.Duration(m.SamplesDelayMS) * time.Millisecond
@@ -192,7 +189,6 @@ func (i *integration) warnHostID(profiler, other string) {
 	i.warned.once("the profiler reports with %s %q, and spans with %q: some correlations will not work", hostIDKey, profiler, other)
 }
 
-// correlate applies a correlation.
 func (i *integration) correlate(m wire.ProfilingCorrelation) {
 	c := &i.correlations
 	if !c.enabled() {

@@ -179,7 +179,7 @@ func (e *exporter) delay(i *integration, s sdktrace.ReadOnlySpan) (delayed, tran
 func (e *exporter) enqueue(d deferred) (queued, full bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// A flush sets the time before it empties the queue. So a transaction that ended before that
+	// A flush sets the time before it empties the queue, so a transaction that ended before that
 	// time must not be added.
 	if e.closed || d.endedAt <= d.integration.correlations.flushed.Load() {
 		return false, false

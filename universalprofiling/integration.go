@@ -160,7 +160,6 @@ func (i *integration) rootEnds(k sdkspan.Key, traceFlags uint8) {
 	}
 }
 
-// failed reports why spans are no longer published.
 func (i *integration) failed(err error) { i.warned.once("spans are no longer published: %w", err) }
 
 // setService stores r in the process storage, unless it is there or r is nil. The lock of package

@@ -54,7 +54,6 @@ func (w *watcher) stop() {
 	<-w.ended
 }
 
-// enough reports whether there are enough samples of a pattern in a round.
 func (w *watcher) enough(pattern string, round, rounds int) bool {
 	if w == nil {
 		return true

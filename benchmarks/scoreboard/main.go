@@ -9,8 +9,8 @@
 //
 // A pattern works at certain points: it uses the CPU for a moment, with a number on its stack. The
 // number stands for the span that must be published at that moment according to the rules of package
-// spanctx, which is usually the span of the context that the code was given, or none. So each sample
-// contains the right answer, whichever observer took it.
+// spanctx, which is usually the span of the context that the code was given, or none. Each sample
+// thus contains the right answer, whichever observer took it.
 package main
 
 import (

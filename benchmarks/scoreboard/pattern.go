@@ -52,7 +52,6 @@ func (p pattern) name() string {
 	return name[strings.LastIndexByte(name, '.')+1:]
 }
 
-// once runs the pattern once.
 func (p pattern) once(r *run) {
 	switch {
 	case p.run != nil:
@@ -176,7 +175,6 @@ func (r *run) says() string {
 // block blocks for a moment, so that other goroutines use the thread.
 func block() { time.Sleep(time.Duration(rand.IntN(200)) * time.Microsecond) }
 
-// start starts a span.
 func (r *run) start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
 	return r.tracer.Start(ctx, name, opts...)
 }

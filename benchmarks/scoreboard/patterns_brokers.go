@@ -343,7 +343,6 @@ func hedgeLoser(r *run) {
 	done.Wait()
 }
 
-// often is a schedule.
 type often struct{}
 
 func (often) Next(now time.Time) time.Time { return now.Add(100 * time.Microsecond) }

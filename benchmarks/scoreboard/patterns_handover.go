@@ -71,7 +71,6 @@ var handoverPatterns = []pattern{
 // that ends the operation and the span.
 type opener func(ctx context.Context) (inside context.Context, end func())
 
-// child opens a child span.
 func (r *run) child(ctx context.Context) (context.Context, func()) {
 	ctx, span := r.start(ctx, "child")
 	return ctx, func() { span.End() }

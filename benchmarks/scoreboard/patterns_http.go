@@ -296,7 +296,6 @@ func httpInnerTransport(r *run) {
 // dialFunc is the type of http.Transport.DialContext.
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// plainly returns dial unchanged.
 func plainly(dial dialFunc) dialFunc { return dial }
 
 // dialing returns a server and a client for it. The client dials with a function wrapped by around,

@@ -132,8 +132,8 @@ func pprofDoEndedElsewhere(r *run) {
 
 func pprofDoGoroutine(r *run, ctx context.Context) {
 	pprof.Do(ctx, userLabel, func(context.Context) {
-		// The goroutine has inherited only the user's labels, and nothing tells a reader which goroutine
-		// started it. So its span may be missing.
+		// The span may be missing: the goroutine has inherited only the user's labels, and nothing tells
+		// a reader which goroutine started it.
 		inside(onGoroutine, func() { r.either(ctx) })
 	})
 }

@@ -74,7 +74,6 @@ func (c *sqlConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx
 	return c.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
 }
 
-// database opens a database.
 func (r *run) database(c *connector) *sql.DB {
 	c.sqlite = new(sqlite.Driver)
 	if c.exec == nil {
@@ -99,7 +98,6 @@ func (r *run) querying(c *connector, job func(db *sql.DB, ctx context.Context)) 
 	must(db.Close())
 }
 
-// each calls work for each row, and closes the rows.
 func each(rows *sql.Rows, work func()) {
 	defer func() { must(rows.Close()) }()
 	for rows.Next() {

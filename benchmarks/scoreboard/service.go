@@ -106,7 +106,6 @@ func newService(publish publication) *service {
 	return s
 }
 
-// close stops the service.
 func (s *service) close() {
 	close(s.outside)
 	must(s.sdk.Shutdown(context.Background()))

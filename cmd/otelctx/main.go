@@ -31,7 +31,6 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/version"
 )
 
-// cli is the command line.
 type cli struct {
 	List       list.Command       `cmd:""                             help:"List the processes that publish a process context."`
 	Inspect    inspect.Command    `cmd:""                             help:"Show everything that a process publishes."`

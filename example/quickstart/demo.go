@@ -205,7 +205,6 @@ func (d *demo) runOtelctx(ctx context.Context, out io.Writer, args ...string) (c
 	return 0, err
 }
 
-// sayf prints a message.
 func (d *demo) sayf(format string, args ...any) { sayf(d.out, format, args...) }
 
 func sayf(out io.Writer, format string, args ...any) {

@@ -44,7 +44,6 @@ func load(ctx context.Context, url string, clients int) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// get sends one request.
 func get(ctx context.Context, url string) (answer, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

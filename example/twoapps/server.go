@@ -135,7 +135,6 @@ func work(input string) []byte {
 	return sum[:]
 }
 
-// get requests url.
 func get(ctx context.Context, client *http.Client, url string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {

@@ -258,7 +258,7 @@ type probe struct {
 }
 
 // findInlineTrees finds the address of the inline trees (gofunc) among the words of moduledata. The position of this
-// word differs between Go versions. So findInlineTrees tries the words after the known ones, and takes the first that
+// word differs between Go versions: findInlineTrees tries the words after the known ones, and takes the first that
 // leads to plausible inline trees. If there is none, inlined calls remain unknown.
 func (t *GoTable) findInlineTrees(f *File, words *[moduleWordCount]uint64) {
 	var probes []probe
@@ -333,7 +333,6 @@ func inlinedCall(fn goFunction, trees Part, index int32) (goCall, bool) {
 	}, true
 }
 
-// function reads function i.
 func (t *GoTable) function(i uint64) (goFunction, bool) {
 	var pair [goFuncTabEntry + 4]byte
 	var b [goFuncSize]byte

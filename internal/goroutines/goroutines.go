@@ -66,7 +66,6 @@ func (t *Table) Close() error {
 	return nil
 }
 
-// entry returns the entry that a goroutine uses.
 func (t *Table) entry(goid uint64) *wire.GoroutineEntry {
 	return &t.entries[wire.GoroutineIndex(goid)]
 }

@@ -117,7 +117,6 @@ type calibrator struct {
 	slots [tlsWords]uintptr
 }
 
-// calibrate runs a calibration.
 func calibrate() *Runtime {
 	c := new(calibrator)
 	c.fresh(func() { c.labelErr = checkLabelMap() })
@@ -148,7 +147,7 @@ func calibrate() *Runtime {
 	return r
 }
 
-// fresh runs f on a new goroutine and waits for it. So f does not change the caller's labels.
+// fresh runs f on a new goroutine, so that f does not change the caller's labels, and waits for it.
 func (c *calibrator) fresh(f func()) {
 	done := make(chan struct{})
 	go func() {

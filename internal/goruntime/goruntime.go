@@ -89,7 +89,6 @@ func Calibrate() *Runtime { return calibrateOnce() }
 
 var calibrateOnce = sync.OnceValue(calibrate)
 
-// newRuntime returns a Runtime with these facts.
 func newRuntime(facts [numFacts]fact) *Runtime {
 	// The fields of m can be reached only through g.m.
 	if err := facts[GM].err; err != nil {

@@ -28,10 +28,10 @@ func Labels() unsafe.Pointer { return runtimeGetProfLabel() }
 // SetLabels makes p the label pointer of the running goroutine. Goroutines that it starts
 // afterwards inherit p. It does not allocate and may be called while pinned.
 //
-// The runtime's profilers convert p to a pointer to their labelMap without a check. So p must be
-// nil, or have been returned by [Labels] on any goroutine. If the fact [LabelList] is known, p may
-// also point to a heap object that begins with a [LabelMap]. The garbage collector keeps that
-// object alive while a goroutine or a profile refers to it.
+// The argument p must be nil, or have been returned by [Labels] on any goroutine, because the
+// runtime's profilers convert it to a pointer to their labelMap without a check. If the fact
+// [LabelList] is known, p may also point to a heap object that begins with a [LabelMap]. The
+// garbage collector keeps that object alive while a goroutine or a profile refers to it.
 func SetLabels(p unsafe.Pointer) { runtimeSetProfLabel(p) }
 
 // These functions access g.labels, a pointer in a heap object. A store to it needs the garbage

@@ -119,7 +119,7 @@ func (l *Layout) Is(g *G) bool {
 
 // SameAs reports whether two copies of the same g are equal except for the garbage collector's scan
 // bit. If they are equal, the goroutine did not run between the copies, because the runtime changes
-// several fields of g when a goroutine stops. So everything that was read between the copies is
+// several fields of g when a goroutine stops. Everything that was read between the copies is then
 // consistent.
 func (l *Layout) SameAs(before, after []byte) bool {
 	if len(before) != len(after) || l.Status > len(before)-4 {

@@ -6,7 +6,7 @@
 //
 // A name gets a number when it is first used, and keeps that number. Cells and goroutine records
 // contain the number, so a span with a known name costs a lookup but no copy. An entry of the table
-// is complete before its number is published, and never changes afterwards. So readers may cache
+// is complete before its number is published, and never changes afterwards, so readers may cache
 // it.
 //
 // The memory is bounded: once the table is full, new names get no number and are only counted.
@@ -212,7 +212,7 @@ func (t *Table) add(name string, hash uint64) uint16 {
 // name at the same time, or after it has been completed.
 func (t *Table) complete(n uint32, claimed *text) {
 	t.entries[n].Put(claimed.name)
-	// Used is incremented before any cell or record contains the number. So a reader that finds the
+	// Used is incremented before any cell or record contains the number: a reader that finds the
 	// number there also finds that it is below Used.
 	atomic.CompareAndSwapUint32(&t.header.Used, n, n+1)
 	for {

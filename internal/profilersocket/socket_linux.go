@@ -87,7 +87,8 @@ func Listen(dir, name string) (*Socket, error) {
 	}
 	s := &Socket{fd: fd, path: path, wakeMessage: []byte(rand.Text()[:16]), served: make(chan struct{})}
 	s.nextDrain()
-	// Set the mode before bind, which also applies it to the file. So other users can never send.
+	// Set the mode before bind, which also applies it to the file, so that other users can never
+	// send.
 	if err := unix.Fchmod(fd, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("fchmod socket: %w", err), unix.Close(fd))
 	}
@@ -251,8 +252,8 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 	}
 	silent := idleRounds
 	for !s.closed.Load() {
-		// Drain sets the flag and then makes the socket non-blocking. So make it blocking first,
-		// and then read the flag. Otherwise a drain could be missed.
+		// Make the socket blocking before reading the flag. Drain sets the flag before it makes the
+		// socket non-blocking, so no drain is missed.
 		_ = unix.SetNonblock(s.fd, false)
 		if s.drainWanted.Swap(false) {
 			drained := s.nextDrain()

@@ -59,8 +59,8 @@ const (
 )
 
 // ReadParts fills the parts in order: it reads every byte of a part before any byte of the next
-// one. So the caller can read the same memory twice, as two parts, to detect a change in between.
-// ReadParts makes one system call per 1024 parts.
+// one. To detect a change, the caller can read the same memory twice, as two parts. ReadParts makes
+// one system call per 1024 parts.
 //
 // ReadParts stops at the first part that cannot be read completely and returns the number of
 // complete parts. The incomplete part may be partly filled; the parts after it are unchanged. The

@@ -40,7 +40,7 @@ func StoppedPointer(ctx context.Context, tid int) (uint64, error) {
 		err     error
 	}
 	// Seizing a thread waits as long as its process is executing a program (execve), and cannot be
-	// cancelled. So it happens on a goroutine that can be abandoned.
+	// cancelled. It therefore happens on a goroutine that can be abandoned.
 	done := make(chan result, 1)
 	go onTracer(func() (detached bool) {
 		pointer, detached, err := stop(ctx, tid)

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package stacknumber puts a number on the stack of a goroutine while the goroutine works. Each
-// hexadecimal digit of the number is a call of a function that stands for that digit. So each sample
-// of the work, taken by any profiler, contains the number, which identifies the expected span.
+// hexadecimal digit of the number is a call of a function that stands for that digit. Every
+// profiler's samples of the work therefore contain the number, which identifies the expected span.
 package stacknumber
 
 import (

@@ -6,9 +6,9 @@
 //
 //	join [-json] TRACES PROFILES
 //
-// The files are the output of the Collector's file exporter: OTLP JSON, one export request per
-// line. A sample belongs to the span that its link names, which is the innermost active span. So the
-// CPU time of a span name excludes child spans, while its wall time includes them.
+// The files are the output of the Collector's file exporter: OTLP JSON, one export request per line.
+// A sample belongs to the span that its link names, which is the innermost active span: the CPU time
+// of a span name excludes child spans, while its wall time includes them.
 //
 // Only the time during which a service was recorded is compared. A span that was in progress for part
 // of that time counts with this part of its wall time. Services without a profile are left out.

@@ -104,7 +104,6 @@ func readProfiles(path string) (*recording, error) {
 	return r, err
 }
 
-// add adds a profile.
 func (r *recording) add(d pprofile.ProfilesDictionary, owner instance, p pprofile.Profile) error {
 	unit, err := unitOf(d, p)
 	if err != nil {

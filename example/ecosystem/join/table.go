@@ -11,7 +11,6 @@ import (
 	"time"
 )
 
-// writeTable writes j as a table.
 func writeTable(w io.Writer, j *result) error {
 	inSpans := j.CPU
 	for _, s := range j.Services {

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package busyservice is a service that uses the CPU all the time, inside and outside spans. While it does,
-// its stack encodes the current span. So a test of a profiler can check the span of each sample against
-// the sample's stack.
+// its stack encodes the current span, against which a test of a profiler can check the span of each sample.
 //
 // Although internal packages usually do not import public ones, it imports spanctx, scopedattr and resourcepublisher,
 // because it must publish spans as services do. It is internal because the tests of four modules run it: cmd/otelctx,
@@ -292,7 +291,6 @@ func theResource() *resource.Resource {
 	return resource.NewSchemaless(attribute.String("service.name", "busyservice"))
 }
 
-// names returns the names of the functions at these addresses.
 func names(addresses string) string {
 	var all []string
 	for text := range strings.FieldsSeq(addresses) {
@@ -377,7 +375,6 @@ func (b *Service) work() {
 	}
 }
 
-// context returns the context of a request.
 func (b *Service) context(processor *spanctx.SpanProcessor) context.Context {
 	ctx := context.Background()
 	if !b.has(Keyed) {

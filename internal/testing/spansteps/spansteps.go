@@ -154,7 +154,6 @@ func Run(t *testing.T, p Publisher, program string) {
 	}
 }
 
-// run is a running program.
 type run struct {
 	Publisher
 

@@ -36,7 +36,6 @@ type worker struct {
 	computed time.Duration
 }
 
-// enter switches to stage s.
 func (w *worker) enter(s stage) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -174,7 +173,6 @@ func (w *worker) serve(tracer trace.Tracer, pause, compute time.Duration) {
 	}
 }
 
-// compute uses d of CPU time.
 func (w *worker) compute(d time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

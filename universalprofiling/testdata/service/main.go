@@ -129,7 +129,7 @@ func (a *actor) act() {
 			open = open[:depth-1]
 			if rand.IntN(20) == 0 {
 				// End the span on another goroutine. This clears the record of this thread, but
-				// does not publish the parent. So end the outer spans, too.
+				// does not publish the parent, so end the outer spans, too.
 				done := make(chan struct{})
 				go func() { end.End(); close(done) }()
 				<-done

@@ -86,7 +86,6 @@ func hidepid(proc fs.FS) string {
 	return ""
 }
 
-// root reports whether the effective user is root.
 func (c *credentials) root() bool {
 	uids := strings.Fields(c.uids)
 	return len(uids) > 1 && uids[1] == "0"

@@ -77,7 +77,6 @@ func (c *contextChecker) checkKeyMap(value *commonpb.AnyValue) []string {
 	return keys
 }
 
-// checkThreads checks the thread contexts of a process.
 func checkThreads(ctx context.Context, r report, p *reader.Process) {
 	contexts, err := p.ThreadContexts(ctx)
 	if err == nil && contexts.Unresolved != nil {

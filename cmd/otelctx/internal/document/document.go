@@ -37,9 +37,8 @@ type Process struct {
 	// since the Unix epoch if the publisher follows the first version of OTEP 4719.
 	PublishedAtNS uint64 `json:"published_at_ns"`
 	// PayloadSize is the size of the published message in bytes.
-	PayloadSize int `json:"payload_size"`
-	// Resource holds the attributes of the resource.
-	Resource map[string]any `json:"resource"`
+	PayloadSize int            `json:"payload_size"`
+	Resource    map[string]any `json:"resource"`
 	// SchemaURL is the schema URL of the resource, or "". Attributes also has it, as
 	// otelctx.resource.schema_url.
 	SchemaURL string `json:"schema_url"`

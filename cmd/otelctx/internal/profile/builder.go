@@ -44,7 +44,6 @@ func TimeOf(d *profilespb.ProfilesDictionary, p *profilespb.Profile) string {
 	return TypeCPU
 }
 
-// profileIDSize is the size of a profile id in bytes.
 const profileIDSize = 16
 
 // Options apply to a whole recording.
@@ -102,7 +101,6 @@ type Builder struct {
 	dropped     uint64
 }
 
-// resourceSamples holds the samples of one resource.
 type resourceSamples struct {
 	resource Resource
 	id       []byte
@@ -274,7 +272,6 @@ func (r *resourceSamples) messages(d *dictionary) []*profilespb.Sample {
 	return samples
 }
 
-// appendIndex appends an index to a key.
 func appendIndex(key []byte, index int32) []byte {
 	return binary.LittleEndian.AppendUint32(key, uint32(index))
 }

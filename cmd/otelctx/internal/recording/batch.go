@@ -46,7 +46,6 @@ type batch struct {
 // usage counts the samples in a batch and the bytes that they use, for one user or for all users.
 type usage struct{ samples, bytes int }
 
-// targetSamples are the samples of one process.
 type targetSamples struct {
 	target  *target
 	stacks  map[string]*rawStack
@@ -58,7 +57,6 @@ type targetSamples struct {
 	bytes      int
 }
 
-// rawStack is a stack of addresses.
 type rawStack struct {
 	user, kernel []uint64
 	// regions holds the regions of the user addresses. Unless certain is true, some regions may have been

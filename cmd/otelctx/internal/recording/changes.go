@@ -31,7 +31,6 @@ const (
 	attachFirst = 4
 )
 
-// changed is a process that has changed.
 type changed struct {
 	image sampler.Image
 	// due is the time of the next scan, or of the end of the suspension. delay is the time between the next

@@ -149,8 +149,7 @@ const (
 	truncatedKey = "otelctx.stack.truncated"
 	// resourceSourceKey marks a resource that is not published, but from the process's environment.
 	resourceSourceKey = "otelctx.resource.source"
-	// goroutineKey is the key of the goroutine's id.
-	goroutineKey = "otelctx.goroutine.id"
+	goroutineKey      = "otelctx.goroutine.id"
 )
 
 // Keys of the ids of a sample's trace, span and local root, whose values are in lower-case hexadecimal.

@@ -301,7 +301,6 @@ func (r *recording) rotate(now time.Time) {
 	}
 }
 
-// add adds a sample to the current batch.
 func (r *recording) add(t *target, s *sampler.Sample) {
 	t.seen.Store(true)
 	if names := t.published.Load().spanNames; !names.knows(&s.Span) {

@@ -271,7 +271,6 @@ func (s *search) attachNow(ctx context.Context, image sampler.Image, most int) {
 	}
 }
 
-// selectedEnded reports whether pid is one of Config.PIDs and has ended.
 func (s *search) selectedEnded(pid int) bool {
 	process, ok := s.selectedExits[pid]
 	return ok && process.happened()

@@ -70,7 +70,6 @@ func (n *nameTable) name(number uint16) string {
 	return ""
 }
 
-// appendTo appends the names of a span to its attributes.
 func (n *nameTable) appendTo(attributes []reader.ThreadAttribute, s *sampler.Span) []reader.ThreadAttribute {
 	if n == nil {
 		return attributes

@@ -57,5 +57,4 @@ func (t *target) release() {
 	t.exit.close()
 }
 
-// ended reports whether the process has ended.
 func (t *target) ended() bool { return t.exit.happened() }

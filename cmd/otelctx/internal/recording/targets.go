@@ -121,7 +121,6 @@ func (s *targets) expire(processes map[int]sampler.Process) (expired []*target) 
 	return expired
 }
 
-// running returns the programs that are recorded.
 func (s *targets) running() (all []*target) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -200,7 +200,6 @@ func (r *Recording) cpuDocument(t *Tables) Document {
 	return d
 }
 
-// attributesAsked returns the attributes that --group-by asks for.
 func (r *Recording) attributesAsked(t *Tables) []attribute {
 	return slices.DeleteFunc(slices.Clone(r.CPU.Attributes), func(u attribute) bool { return !t.Group.has(u.Key) })
 }

@@ -317,9 +317,8 @@ type wallReport struct {
 	*Recording
 	*Tables
 
-	layout display.Layout
-	out    []byte
-	// several reports whether there are several services.
+	layout  display.Layout
+	out     []byte
 	several bool
 	// columns holds the columns of the tables printed so far.
 	columns map[string]bool

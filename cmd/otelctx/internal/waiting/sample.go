@@ -111,7 +111,6 @@ func (s *sampling) want(ref reader.GoroutineRef) int {
 	return i
 }
 
-// read reads the requested goroutines.
 func (s *sampling) read(ctx context.Context) error {
 	if len(s.refs) == 0 {
 		return nil

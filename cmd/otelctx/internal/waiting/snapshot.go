@@ -105,7 +105,6 @@ func (p *Process) snapshotOnce(ctx context.Context) (*Snapshot, error) {
 	return snapshot, nil
 }
 
-// drop removes spans.
 func (snap *Snapshot) drop(unwanted func(s *Span) bool) {
 	kept := snap.Spans[:0]
 	for i := range snap.Spans {

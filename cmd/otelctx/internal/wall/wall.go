@@ -188,7 +188,6 @@ const (
 	maxMissing = 8
 )
 
-// waitKey identifies a wait in a function.
 type waitKey struct{ service, function, kind string }
 
 // nameKey identifies the spans with one name in the requests to one endpoint.

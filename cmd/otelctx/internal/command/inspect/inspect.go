@@ -140,7 +140,6 @@ func appendAttributes(out []byte, l display.Layout, title string, attributes map
 	return out
 }
 
-// appendCarriers appends the carriers as text.
 func appendCarriers(out []byte, l display.Layout, carriers []document.Carrier) []byte {
 	if len(carriers) == 0 {
 		return appendTitle(out, l, "Carriers of spans", "none")

@@ -164,7 +164,6 @@ func (f *filterFlag) Decode(ctx *kong.DecodeContext) error {
 	return nil
 }
 
-// name is the name of the command.
 const name = "record"
 
 // CutCommand splits the arguments of record at --. command is nil without --, and empty if nothing follows.

@@ -13,7 +13,6 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 )
 
-// progressBar is a progress bar on a terminal.
 type progressBar struct {
 	bar   *progressbar.ProgressBar
 	total time.Duration

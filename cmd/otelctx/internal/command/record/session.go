@@ -185,7 +185,6 @@ func (s *session) pid() int {
 	return s.targets.pids[0]
 }
 
-// reportTo returns the stream for the report.
 func (s *session) reportTo() io.Writer {
 	if s.profile.path == "-" || s.targets.command != nil && !s.report.json {
 		return s.streams.Stderr

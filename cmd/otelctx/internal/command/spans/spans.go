@@ -151,7 +151,6 @@ func (r *spansReader) close(ctx context.Context) {
 	_, _ = timelimit.Call(ctx, r.pid, timelimit.Limit, func() (struct{}, error) { return struct{}{}, r.process.Close() })
 }
 
-// snapshot takes a snapshot of the spans.
 func (c *Command) snapshot(ctx context.Context, r *spansReader) (*Document, error) {
 	return timelimit.Call(ctx, r.pid, timelimit.Limit, func() (*Document, error) {
 		snapshot, err := r.process.Snapshot(ctx)

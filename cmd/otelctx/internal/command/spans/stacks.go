@@ -81,7 +81,6 @@ func (r *stackReader) next() {
 	}
 }
 
-// symbolized returns the stack of a goroutine.
 func symbolized(p *waiting.Program, g *waiting.Goroutine) Stack {
 	frames := p.Frames(g)
 	s := Stack{Frames: make([]Code, 0, len(frames))}

@@ -36,7 +36,6 @@ func (c Carrier) String() string {
 	return reader.CarrierKind(c).String()
 }
 
-// includes reports whether c selects carriers of this kind.
 func (c Carrier) includes(kind reader.CarrierKind) bool { return c == 0 || c == Carrier(kind) }
 
 // Check returns an error if the spans of a process cannot be read from the carrier. The error says why, and

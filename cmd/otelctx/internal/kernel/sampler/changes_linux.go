@@ -22,13 +22,12 @@ import (
 // Changes reports changes of processes as they happen. It is safe for concurrent use, except that only one
 // goroutine may call Next.
 type Changes struct {
-	mu      sync.Mutex
-	closed  bool
-	objects changesObjects
-	links   []link.Link
-	ring    *ringbuf.Reader
-	record  ringbuf.Record
-	// publications reports whether publications are reported.
+	mu           sync.Mutex
+	closed       bool
+	objects      changesObjects
+	links        []link.Link
+	ring         *ringbuf.Reader
+	record       ringbuf.Record
 	publications bool
 }
 

@@ -143,7 +143,6 @@ func (t *timers) stop() error {
 	return errors.Join(errs...)
 }
 
-// close closes the event of a CPU.
 func (t *timers) close(cpu, fd int) error {
 	if t.mappings != nil {
 		t.mappings.remove(cpu)

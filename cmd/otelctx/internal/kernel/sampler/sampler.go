@@ -98,8 +98,7 @@ type Sample struct {
 	Image Image
 	// TID is the id of the thread. OwnTID is its id in the thread's own PID namespace.
 	TID, OwnTID int
-	// CPU is the CPU number.
-	CPU int
+	CPU         int
 	// Comm is the name of the thread, at most 15 arbitrary bytes.
 	Comm string
 	// User and Kernel are the addresses of the stack's frames, the innermost first: the current

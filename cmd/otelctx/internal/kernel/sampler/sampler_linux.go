@@ -128,7 +128,6 @@ func (s *Sampler) open(c Config) error {
 	return s.timers.adjust()
 }
 
-// load loads the BPF programs.
 func (s *Sampler) load(c Config) error {
 	spec, err := loadSpec()
 	if err != nil {

@@ -100,7 +100,6 @@ func (r *RejectedError) Error() string {
 	return fmt.Sprintf("the collector rejected %d profiles: %s", r.Rejected, r.Message)
 }
 
-// request is one request to the collector.
 type request struct {
 	encoded []byte // an ExportProfilesServiceRequest
 	samples uint64

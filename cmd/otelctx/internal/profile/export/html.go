@@ -224,7 +224,7 @@ func (f *flame) cutStacks() {
 		totals[f.nodes[n].parent] += totals[n]
 	}
 	// A node never has more samples than its parent. If they have equally many, the stable sort leaves the parent
-	// first. So if a node is kept, its parent is kept, too.
+	// first. The parent of every kept node is therefore kept, too.
 	slices.SortStableFunc(order[1:], func(a, b int32) int { return cmp.Compare(totals[b], totals[a]) })
 	kept := order[:max(1, len(order)/2)]
 	slices.Sort(kept)

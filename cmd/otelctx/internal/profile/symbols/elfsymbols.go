@@ -37,7 +37,6 @@ type elfSymbols struct {
 	names     [2]elffile.Part // string tables of .symtab and .dynsym
 }
 
-// elfFunction is a function of an ELF file.
 type elfFunction struct {
 	address uint64
 	name    uint32 // offset in the string table

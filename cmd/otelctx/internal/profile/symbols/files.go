@@ -356,7 +356,6 @@ func (o *file) find(key uint64, address func() (uint64, bool)) ([]Line, string) 
 	return n.lines, n.kind
 }
 
-// keep caches n.
 func (o *file) keep(key uint64, n named) {
 	const entry = 60 // approximate bytes
 	size := entry + Bytes(n.lines)
