@@ -57,7 +57,7 @@ func (c *Command) write(w io.Writer, l display.Layout, d *Document) error {
 var columns = []display.Column{
 	{Head: "  AGE"},
 	{Head: columnState, Spare: 2},
-	{Head: display.ColumnWaitingFor, Min: 32},
+	{Head: display.ColumnWaitingFor, Min: 48},
 	{Head: display.ColumnName, Min: 16},
 	{Head: display.ColumnEndpoint, Min: 16, Spare: 3},
 	{Head: columnGoroutine, Spare: 5},
