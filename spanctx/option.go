@@ -237,10 +237,9 @@ func WithSlotCapacity(slots int) Option {
 // of at most 15 bytes, values cut to 47 bytes, and at most ten labels including trace_id, span_id
 // and the user's. An attribute replaces a user label with the same key.
 //
-// Readers get the keys from the process context. A process has at most 256 keys, and their order
-// does not change. Further keys are rejected, reported to [otel.Handle] once, and counted in [Stats].
-// A SpanProcessor that is created after the Shutdown of
-// another does not take over its keys.
+// Readers get the keys from the process context. A process has at most 256 keys, and their order does
+// not change. Further keys are rejected, reported to [otel.Handle] once, and counted in [Stats]. A
+// SpanProcessor that is created after the Shutdown of another one starts without that one's keys.
 func WithAttributeKeys(keys ...attribute.Key) Option {
 	keys = slices.Clone(keys)
 	return optionFunc(func(c *config) { c.keys = append(slices.Clip(c.keys), keys...) })

@@ -69,13 +69,13 @@ func apply(newest *providers.Reference) error {
 // All SpanProcessors of a process publish together, with the options of the first one. Keys of
 // [WithAttributeKeys] are combined. If another option differs, NewSpanProcessor fails and names it.
 //
-// A carrier stays off if this Go runtime does not support it or if the kernel refuses to map its
-// memory; [SpanProcessor.Stats] has the reason. The goroutine table and slots of layout 2 also need the
-// span table. If goroutine ids cannot be read in this version of Go, thread slots name the span that was
-// last published on the thread, and everything else is off. If no carrier works, NewSpanProcessor fails.
-// The error wraps
-// [errors.ErrUnsupported] where nothing can be published. Otherwise it says which option is invalid or
-// differs, why no carrier is on, or why the advertisement cannot be published.
+// A carrier stays off if this Go runtime does not support it or if the kernel refuses to map its memory;
+// [SpanProcessor.Stats] has the reason. The goroutine table and slots of layout 2 also need the span
+// table. If goroutine ids cannot be read in this version of Go, thread slots name the span that was last
+// published on the thread, and everything else is off. If no carrier works, NewSpanProcessor fails. The
+// error wraps [errors.ErrUnsupported] if nothing can be published on this platform. Otherwise it says
+// which option is invalid or differs, why no carrier is on, or why the advertisement cannot be
+// published.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
 	if err := differs(opts); err != nil {
 		return nil, err

@@ -24,14 +24,14 @@ func idOf(sc trace.SpanContext) id { return id{sc.TraceID(), sc.SpanID()} }
 // due is the right answer for a piece of work in a pattern: the spans that an observer may report.
 type due struct {
 	Pattern string
-	// Spans holds up to two permitted spans. Unused elements are zero.
+	// Spans holds one or two right spans. Unused elements are zero.
 	Spans [2]id
 	// Nothing says that the observer may also report no span.
 	Nothing bool
 }
 
 // kind classifies what an observer must report: "shown" is a span, "nothing" is no span, and "either"
-// permits both.
+// is one of them.
 func (t due) kind() string {
 	switch {
 	case t.Spans[0] == id{}:

@@ -12,7 +12,7 @@
 //	otelctx record 1234                     # what it uses the CPU for, span by span
 //	otelctx record -- ./service -port 80    # a command, from its first instruction
 //
-// Reading another process's memory needs CAP_SYS_PTRACE, or the same user if the kernel's Yama module permits
+// Reading another process's memory needs CAP_SYS_PTRACE, or the same user if the kernel's Yama module allows
 // that. Recording also needs CAP_BPF and CAP_PERFMON. Both need Linux.
 //
 // Text output escapes characters that a terminal could interpret and truncates long values; it may change

@@ -44,7 +44,7 @@ type Publication struct {
 	// called whenever references have come or gone, and does nothing if nothing changes. The lock is held.
 	// The package that publishes sets Apply when it is initialized.
 	Apply func(newest *Reference) error
-	// NewOwner returns the Owner of a handle from [Publication.Automatic], or nil to get none.
+	// NewOwner returns the Owner for a handle from [Publication.Automatic], or nil for no handle.
 	NewOwner func() any
 	// Gone is called with a reference that no longer counts if the spans of its provider are no longer
 	// published. It may be nil. The lock is held.
@@ -103,9 +103,9 @@ func Report(err error) {
 	}
 }
 
-// Handle stands for one call that asked for something to be published, such as
-// spanctx.WithPublishing or resourcepublisher.WithResource. Providers that are set up with its result
-// hold references through it.
+// Handle represents one call that asked for something to be published, such as spanctx.WithPublishing
+// or resourcepublisher.WithResource. Providers that are set up with its result hold references
+// through it.
 type Handle struct {
 	// Owner is the value that the publishing package passed to Open.
 	Owner any

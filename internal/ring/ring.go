@@ -166,8 +166,8 @@ func (r *Ring) Description() Description { return r.description }
 
 // Close unpublishes the ring: readers no longer find it. Close replaces the memory with unnamed
 // memory at the same addresses, so that late writers do not crash. The error names the system call
-// that failed. In that case the old mapping remains, but readers no longer recognize it as a ring.
-// Closing a ring twice, or a nil ring, does nothing.
+// that failed. The old mapping then remains, but readers no longer recognize it as a ring. Closing
+// a ring twice, or a nil ring, does nothing.
 func (r *Ring) Close() error {
 	if r == nil {
 		return nil

@@ -21,7 +21,7 @@ type Filter struct{ Key, Value string }
 // Filters pass samples that all of them pass.
 type Filters []Filter
 
-// IDs are the ids of a sample's span. The zero value stands for no span.
+// IDs are the ids of a sample's span. The zero value means no span.
 type IDs struct {
 	TraceID [16]byte
 	SpanID  [8]byte

@@ -69,11 +69,9 @@ func (w *warnings) forget(exists func(pid int) bool) {
 	}
 }
 
-const (
-	// shortScan is the longest time that the scan of a process may have been running at the end of the
-	// recording without causing a warning. For a process selected by id there is no such allowance.
-	shortScan = 100 * time.Millisecond
-)
+// shortScan is the longest time that the scan of a process may have been running at the end of the
+// recording without causing a warning. For a process selected by id there is no such allowance.
+const shortScan = 100 * time.Millisecond
 
 // explain notes why a scan failed. It warns if the process is recorded or certainly selected, unless the
 // process may not be read and was not selected by id.

@@ -41,7 +41,7 @@ type published struct {
 	serviceSource string
 }
 
-// Where the name of a service is from.
+// Sources of a service's name.
 const (
 	// FromPublication is the process context.
 	FromPublication = "published"

@@ -64,17 +64,26 @@ type Config struct {
 type Result struct {
 	// Start and End bound the time in which samples could be taken.
 	Start, End time.Time
-	// Samples counts all samples. Attributed counts samples with a span, and Unproven those whose span may
-	// be wrong. Lost counts samples that were taken, but were not read in time, had no room in memory or
-	// belong to programs that are no longer known. Replaced counts samples that were not taken because the
-	// process already ran another program that had not been scanned yet.
-	Samples, Attributed, Unproven, Lost, Replaced uint64
+	// Samples counts all samples. The other counts are parts of it, except Lost, Replaced, Dropped and Filtered.
+	Samples uint64
+	// Attributed counts samples with a span.
+	Attributed uint64
+	// Unproven counts samples whose span may be wrong.
+	Unproven uint64
+	// Lost counts samples that were taken, but were not read in time, had no room in memory or belong to
+	// programs that are no longer known.
+	Lost uint64
+	// Replaced counts samples that were not taken because the process already ran another program that had
+	// not been scanned yet.
+	Replaced uint64
 	// Cut counts samples reduced to the innermost frame, without attributes, because their process had too
-	// many different samples. Dropped counts attributes that profiles cannot represent.
-	Cut, Dropped uint64
+	// many different samples.
+	Cut uint64
 	// Truncated counts samples that lack the outermost frames of their stack, including those counted by
 	// Cut.
 	Truncated uint64
+	// Dropped counts attributes that profiles cannot represent.
+	Dropped uint64
 	// Unnamed counts samples that lack names because symbolization took too much time or memory, or because
 	// the kernel's records of the process's mappings were lost.
 	Unnamed uint64

@@ -253,7 +253,7 @@ func (s *summary) nameTable(title string, names []name, heads ...string) {
 }
 
 // eachText returns the average CPU time of a span or request. Spans without samples are not counted, so the
-// average is too high if most spans have few samples. In that case it is marked as an upper bound.
+// average is too high if most spans have few samples, and is then marked as an upper bound.
 func (s *summary) eachText(u name) string {
 	const many = 5 // If spans have this many samples on average, hardly any span has none.
 	each := s.cpu(uint64(u.Amount)) / time.Duration(u.Count)

@@ -18,7 +18,7 @@ const (
 	GroupAttribute = "attribute"
 )
 
-// Group is a kind of table. The zero value stands for the usual tables.
+// Group is a kind of table. The zero value means the usual tables.
 type Group struct {
 	// Kind is one of the constants above.
 	Kind string

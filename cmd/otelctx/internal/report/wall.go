@@ -468,7 +468,7 @@ func (s *wallReport) heat(times func(row int) time.Duration) func(row int) displ
 }
 
 // each returns the average time of a span or request. Those that were in no snapshot are not counted, so the average is
-// too high if most were in few. In that case it is marked as an upper bound.
+// too high if most were in few, and is then marked as an upper bound.
 func (r *wallRow) each() string {
 	const many = 5 // If spans were seen this often on average, hardly any was never seen.
 	if r.count == 0 {

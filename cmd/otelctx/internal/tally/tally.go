@@ -17,9 +17,10 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Amount is what samples stand for and rows add up, such as a number of samples or a time.
+// Amount is a quantity that rows add up, such as a number of samples or a time.
 type Amount[A any] interface {
-	// Add returns the sum. It may change and keep what the receiver refers to, but not what its argument does.
+	// Add returns the sum. It may modify and retain the memory that the receiver refers to, but not that of
+	// the argument.
 	Add(other A) A
 	// Weight orders amounts: rows are sorted by it, and if there are too many, those with little weight are dropped.
 	Weight() uint64
@@ -54,7 +55,7 @@ type Span struct {
 	Proven bool
 }
 
-// Process is the amount of a process.
+// Process is the row of a process.
 type Process[A any] struct {
 	PID int
 	// Service is the service name, or else the name of the executable. Source is as in [Sample].
@@ -63,14 +64,14 @@ type Process[A any] struct {
 	Amount, Attributed A
 }
 
-// Function is the amount of a function.
+// Function is the row of a function.
 type Function[A any] struct {
 	Service, Function string
-	// Flat is the amount of the function itself, Cumulative also that of its callees.
+	// Flat is the amount of the function itself. Cumulative includes its callees.
 	Flat, Cumulative A
 }
 
-// Name is the amount of the spans with one name, or of the requests to one endpoint.
+// Name is the row of the spans with one name, or of the requests to one endpoint.
 type Name[A any] struct {
 	Service string
 	// Name is the name of the spans or the endpoint. It is empty if the process does not publish it.
@@ -80,7 +81,7 @@ type Name[A any] struct {
 	Amount A
 }
 
-// SpanName is the amount of the spans with one name in the requests to one endpoint. Endpoint and Name are empty if
+// SpanName is the row of the spans with one name in the requests to one endpoint. Endpoint and Name are empty if
 // the process does not publish them.
 type SpanName[A any] struct {
 	Service, Endpoint, Name string
@@ -89,7 +90,7 @@ type SpanName[A any] struct {
 	Amount A
 }
 
-// SpanUse is the amount of a span without its children.
+// SpanUse is the row of a span. It does not include the span's children.
 type SpanUse[A any] struct {
 	Service string
 	// Name is empty if the process does not publish it.
@@ -103,7 +104,7 @@ type SpanUse[A any] struct {
 	Attributes []reader.ThreadAttribute
 }
 
-// Trace is the amount of the spans of one service in a trace.
+// Trace is the row of the spans of one service in a trace.
 type Trace[A any] struct {
 	Service string
 	TraceID [16]byte
@@ -112,14 +113,13 @@ type Trace[A any] struct {
 	Amount A
 }
 
-// Attribute is the amount of the spans with an attribute.
+// Attribute is the row of the spans with an attribute.
 type Attribute[A any] struct {
 	Key, Value string
 	Amount     A
 }
 
-// Rows are the rows of a report. Each list is sorted by weight in descending order, Functions by that of the functions
-// themselves.
+// Rows are the rows of a report. Each list is in descending order of weight; Functions is in the order of Flat.
 type Rows[A any] struct {
 	Processes []Process[A]
 	Functions []Function[A]
@@ -152,9 +152,12 @@ const (
 
 // Tally adds up samples.
 type Tally[A Amount[A]] struct {
-	// Total is the amount of all samples, Attributed that of the samples in a span, and Unproven that of samples whose
-	// span may be wrong.
-	Total, Attributed, Unproven A
+	// Total is the amount of all samples.
+	Total A
+	// Attributed is the amount of the samples in a span.
+	Attributed A
+	// Unproven is the amount of the samples whose span may be wrong.
+	Unproven A
 
 	processes    map[processKey]*Process[A]
 	spans        map[spanKey]spanEntry[A]

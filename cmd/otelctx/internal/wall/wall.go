@@ -69,18 +69,20 @@ type Result struct {
 	Start, End time.Time
 	// Recorded counts the recorded processes.
 	Recorded int
-	// Snapshots counts the snapshots, and Goroutines the goroutines read in all of them. Torn counts reads that
-	// were repeated because the goroutine changed meanwhile. Lost counts goroutines that changed during every
-	// attempt. Sampled reports whether there were so many goroutines that some snapshots contain only a random
-	// part of them.
+	// Snapshots counts the snapshots, and Goroutines the goroutines read in all of them.
 	Snapshots, Goroutines uint64
-	Torn, Lost            uint64
-	Sampled               bool
-	// Late is the average delay of the snapshots, and Latest the largest. Skipped counts the snapshots that were not
-	// taken, because the previous one took too long or the process could not be read. The next snapshot counts for
-	// their time too.
+	// Torn counts reads that were repeated because the goroutine changed meanwhile.
+	Torn uint64
+	// Lost counts goroutines that changed during every attempt.
+	Lost uint64
+	// Sampled reports whether there were so many goroutines that some snapshots contain only a random part of
+	// them.
+	Sampled bool
+	// Late is the average delay of the snapshots, and Latest the largest.
 	Late, Latest time.Duration
-	Skipped      uint64
+	// Skipped counts the snapshots that were not taken, because the previous one took too long or the process
+	// could not be read. The next snapshot counts for their time too.
+	Skipped uint64
 	// Overloaded reports whether snapshots were late by more than a tenth of their interval on average. The times
 	// are then less exact than their standard errors suggest.
 	Overloaded bool
@@ -89,9 +91,9 @@ type Result struct {
 	// Waits holds the time of waits by kind and by the function of the user's code that waits, in descending
 	// order.
 	Waits []FunctionTime
-	// Filtered counts the goroutines that Config.Filters left out. FilteredAttributes are the attributes of those, if
-	// they left out all.
-	Filtered           uint64
+	// Filtered counts the goroutines that Config.Filters left out.
+	Filtered uint64
+	// FilteredAttributes holds the attributes of these goroutines if none passed Config.Filters.
 	FilteredAttributes filter.Dropped
 	// Missing holds the reasons why some of the data could not be read.
 	Missing []error

@@ -11,6 +11,6 @@ var (
 	ErrNotFound = errors.New("command not found")
 	// ErrNotExecutable is returned if the file exists but cannot be executed.
 	ErrNotExecutable = errors.New("the command cannot be executed")
-	// ErrNotPermitted is returned if the kernel does not permit tracing the program.
+	// ErrNotPermitted is returned if the kernel does not let this process trace the program.
 	ErrNotPermitted = errors.New("not permitted to trace the command")
 )

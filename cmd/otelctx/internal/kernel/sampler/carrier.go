@@ -13,7 +13,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Carrier is the kind of memory that spans are read from. Zero stands for all kinds: see [Config].
+// Carrier is the kind of memory that spans are read from. Zero means all kinds: see [Config].
 type Carrier int
 
 const (

@@ -13,7 +13,7 @@ type Change struct {
 // ChangesConfig selects the changes to report. The zero value selects all execs, and the ends of watched
 // processes.
 type ChangesConfig struct {
-	// Publications also reports processes that publish, if the kernel permits it. If so, only the execs of watched
+	// Publications also reports processes that publish, if the kernel allows it. If so, only the execs of watched
 	// processes are reported.
 	Publications bool
 	// Watched reports only the execs of watched processes.

@@ -11,7 +11,7 @@ import (
 )
 
 var (
-	// ErrNotPermitted is returned if the kernel does not permit the caller to sample. The wrapping error
+	// ErrNotPermitted is returned if the kernel does not allow the caller to sample. The wrapping error
 	// names the missing capability or the restriction.
 	ErrNotPermitted = errors.New("not permitted to sample")
 	// ErrTooManyProcesses is returned by Watch if [MaxProcesses] processes are already watched, even if the
@@ -26,7 +26,7 @@ var (
 const (
 	// MaxProcesses is the maximum number of watched processes.
 	MaxProcesses = 4096
-	// MaxFrames is the maximum number of frames of a stack, even if the kernel permits more
+	// MaxFrames is the maximum number of frames of a stack, even if the kernel allows more
 	// (kernel.perf_event_max_stack).
 	MaxFrames = 127
 )

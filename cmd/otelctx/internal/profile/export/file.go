@@ -26,8 +26,8 @@ const filePerms = 0o600
 // File writes profiles to a file. It is not safe for concurrent use.
 //
 // Operations may block on the file system or on the reader of a pipe. After an interrupt they give up: opening after
-// openTime, and everything else when no data could be written for maxStall. In that case the content is lost, and the
-// blocked goroutine and its descriptors leak.
+// openTime, and everything else when no data could be written for maxStall. The content is then lost, and the blocked
+// goroutine and its descriptors leak.
 type File struct {
 	interrupted context.Context //nolint:containedctx // It applies to each call.
 	path        string

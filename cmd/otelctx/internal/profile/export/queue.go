@@ -54,11 +54,13 @@ type Delivery struct {
 	Sent, Dropped uint64
 	// Waiting is the number of samples that have yet to be sent.
 	Waiting uint64
-	// Reasons lists errors that caused samples to be dropped. Retried lists errors of requests that will be retried.
-	// Warnings lists messages from the collector with which it accepted all samples. Each list has only a few
-	// entries, all different.
-	Reasons, Retried []error
-	Warnings         []string
+	// Reasons lists the errors that caused samples to be dropped. Like the lists below, it has only a few entries,
+	// all different.
+	Reasons []error
+	// Retried lists the errors of requests that will be retried.
+	Retried []error
+	// Warnings lists messages from the collector with which it accepted all samples.
+	Warnings []string
 }
 
 // NewQueue starts a queue that sends profiles with c. The queue's Close also closes c.
