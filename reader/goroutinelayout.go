@@ -206,7 +206,7 @@ func (c *goroutineCall) findReasons(k *goroutineLayout) error {
 	)
 	data := make([]byte, chunk)
 	remaining := maxReasonData
-	for m, err := range c.process.target.Maps(func(name []byte) bool { return len(name) > 0 && name[0] == '/' }) {
+	for m, err := range c.process.mappings(c.ctx, func(name []byte) bool { return len(name) > 0 && name[0] == '/' }) {
 		if err != nil {
 			return err
 		}

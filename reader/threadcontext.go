@@ -86,7 +86,7 @@ var (
 // system calls with EINTR.
 //
 // To find the variable, ThreadContexts needs each thread's pointer to its thread-local storage. It
-// caches these pointers. With glibc on amd64, it finds them in memory. Otherwise it stops each
+// caches these pointers until the process publishes again. With glibc on amd64, it finds them in memory. Otherwise it stops each
 // thread once, for tens of microseconds; a thread that is already stopped (SIGSTOP) stays stopped.
 // It does not try to stop a thread that another process traces or that is in an uninterruptible
 // sleep, and spends at most two seconds on stopping threads. The threads that are left out have an
@@ -170,6 +170,9 @@ func (p *Process) threadVariables(ctx context.Context, publishedAtNS uint64) ([]
 	defer s.mu.Unlock()
 	if len(s.variables) > 0 && s.variablesPublishedAt == publishedAtNS {
 		return s.variables, s.unresolved
+	}
+	if s.variablesPublishedAt != publishedAtNS {
+		s.pointers = nil // An exec keeps the id and the start time of the thread that it leaves.
 	}
 	headers, err := s.source.ProgramHeaders()
 	if err != nil {
@@ -267,7 +270,8 @@ func (p *Process) readRecordTwice(record, address uint64) (encoded, again []byte
 	return encoded, again, variable, err
 }
 
-// threadPointer returns the thread pointer of a thread. It is cached, because it never changes.
+// threadPointer returns the thread pointer of a thread. It is cached until the process publishes
+// again, because it changes only when the process executes a program.
 func (p *Process) threadPointer(ctx context.Context, tid int) (uint64, error) {
 	stat, err := p.threads.source.ThreadStat(tid)
 	if err != nil {

@@ -198,6 +198,29 @@ func TestThreadContextsAmongForgeries(t *testing.T) {
 	}
 }
 
+// TestThreadContextsAfterExec checks that the context of a thread is found after the thread has executed a program,
+// which gives it another thread-local storage, but keeps its id and start time.
+func TestThreadContextsAfterExec(t *testing.T) {
+	cmd := exec.Command(programs.C(t, "testdata/threadcontext/publisher.c", "-O1", "-pthread", "-rdynamic"), "0")
+	cmd.Env = append(os.Environ(), "FIRST=1")
+	child := childproc.Run(t, cmd)
+	p := openProcess(t, child.PID())
+	for range 3 {
+		assert.Equal(t, fmt.Sprint(child.PID(), " 0"), child.Receive())
+		child.Expect("ready")
+		for range 2 { // the second time with cached thread pointers
+			threads, err := p.Threads(t.Context())
+			require.NoError(t, err)
+			require.Len(t, threads, 1)
+			require.NoError(t, threads[0].Err)
+			require.NotNil(t, threads[0].Span)
+			assert.Equal(t, bytes.Repeat([]byte{1}, 16), threads[0].Span.TraceID[:])
+		}
+		child.Send("exec")
+	}
+	assert.Equal(t, fmt.Sprint(child.PID(), " 0"), child.Receive())
+}
+
 // compile compiles source and returns the path of the result. The compiler is the first element of
 // flags if that does not begin with "-", and cc otherwise.
 func compile(t *testing.T, source string, flags []string, more ...string) string {

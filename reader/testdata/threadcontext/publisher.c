@@ -9,11 +9,12 @@
 // thread-local variable is in that library, loaded by dlopen; otherwise it is in the program. The program prints a line "TID NUMBER" for
 // each thread and "ready", and ends when its standard input does. A line "update" on it publishes the context again; "detach" detaches
 // all records; "fork" starts two children that wait: a copy of the process, and one that shares its memory; "signals" prints how often threads
-// have handled SIGRTMIN.
+// have handled SIGRTMIN; "exec" executes the program again, with the same arguments.
 //
 // The environment variable BREAK names one rule to break, for tests of checkers: see BROKEN below. With CHURN, threads replace their
 // records forever by those of the threads 0 to 99. With VFORK, thread 0 waits for a child of vfork. With NO_ROBUST_LIST, the kernel does not
-// know the threads' lists of robust mutexes, as if the C library were not glibc. With FORGE, the program maps 200 libraries that define the
+// know the threads' lists of robust mutexes, as if the C library were not glibc. With FIRST, the first thread publishes a record too, with the number
+// THREADS. With FORGE, the program maps 200 libraries that define the
 // variable and have large relocation tables without a relocation for it.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -411,12 +412,21 @@ int main(int argc, char **argv) {
 		pthread_create(&t, 0, work, (void *)(uintptr_t)i);
 	}
 	pthread_barrier_wait(&started);
+	if (getenv("FIRST")) {
+		static struct record first;
+		fill(&first, (unsigned)threads);
+		first.valid = 1;
+		*variable() = &first;
+		printf("%ld %d\n", syscall(SYS_gettid), threads);
+	}
 	puts("ready");
 	fflush(stdout);
 	char line[64];
 	while (fgets(line, sizeof line, stdin)) {
 		if (!strcmp(line, "update\n"))
 			publish();
+		if (!strcmp(line, "exec\n"))
+			execv("/proc/self/exe", argv);
 		if (!strcmp(line, "fork\n")) {
 			publisher = getpid();
 			if (!fork())
