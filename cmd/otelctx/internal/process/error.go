@@ -10,10 +10,15 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/reader"
 )
+
+// MaxExec is the time after which a process that seems to be gone has ended. During an exec, a process cannot be
+// read either: its first thread has exited, and another thread has not yet taken its place.
+const MaxExec = 250 * time.Millisecond
 
 // Error is an error about one process. Its text names the process by its id and, if it still
 // existed, its name as in ps.

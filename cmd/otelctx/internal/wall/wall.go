@@ -183,9 +183,6 @@ const (
 	maxProcesses = 64
 	// maxOpening bounds the processes that are opened at the same time. One user cannot block that many.
 	maxOpening = 128
-	// maxExec is the time after which a process that seems to be gone has ended. During an exec, a process cannot be
-	// read either: its first thread has exited, and another thread has not yet taken its place.
-	maxExec = 250 * time.Millisecond
 	// maxMissing bounds Result.Missing.
 	maxMissing = 8
 )
@@ -471,7 +468,7 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 		switch {
 		case errors.Is(err, reader.ErrProcessGone) && gone.IsZero():
 			gone = now
-		case errors.Is(err, reader.ErrProcessGone) && now.Sub(gone) < maxExec:
+		case errors.Is(err, reader.ErrProcessGone) && now.Sub(gone) < process.MaxExec:
 		case errors.Is(err, reader.ErrProcessGone):
 			r.mu.Lock()
 			defer r.mu.Unlock()
