@@ -256,11 +256,17 @@ func explain(err error) error {
 	}
 }
 
-// fewFiles reports whether the limit of open files is lower than what Open may need.
+// fewFiles reports whether this process can open fewer files than Open may need.
 func fewFiles() bool {
 	const fixed = 32 // besides the events, of which there is one for each processor
-	var limit unix.Rlimit
-	return unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && limit.Cur < fixed+uint64(runtime.NumCPU())
+	for range fixed + runtime.NumCPU() {
+		fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return errors.Is(err, unix.EMFILE)
+		}
+		defer func() { _ = unix.Close(fd) }()
+	}
+	return false
 }
 
 func exists(path string) bool {
