@@ -34,6 +34,7 @@ func TestReasons(t *testing.T) {
 		"hidepid=noaccess":  {"-m", "mount -t proc -o hidepid=1 proc /proc; " + asNobody, "inspect " + pid, exitNotPermitted, []string{"not permitted to read", "hidepid="}, "PR_SET_DUMPABLE"},
 		"hidepid=invisible": {"-m", "mount -t proc -o hidepid=2 proc /proc; " + asNobody, "inspect " + pid, exitNotPermitted, []string{"/proc hides it", "hidepid="}, "is gone"},
 		"a hidden list":     {"-m", "mount -t proc -o hidepid=2 proc /proc; " + asNobody, "list", exitOK, []string{"only the processes of this user", "hidepid="}, ""},
+		"another user's":    {"-m", asNobody, "verify " + pid, exitNotPermitted, []string{"not permitted to read", "only by root"}, "pid " + pid + ": "},
 		"no publisher":      {"-pf --mount-proc", "", "list", exitOK, []string{"no process publishes a process context"}, ""},
 		"no /sys":           {"-m", "umount -l /sys; ", "record -d 0.1 " + pid, exitOther, []string{"/sys is not mounted", "mount -t sysfs"}, ""},
 		"few files":         {"-m", "ulimit -n 9; ", "record -d 0.1 " + pid, exitOther, []string{"too many open files", "ulimit -n 1024"}, "v5.2"},

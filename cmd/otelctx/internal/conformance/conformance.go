@@ -44,7 +44,7 @@ func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {
 	c := &contextChecker{report: newReport(), pid: pid, memory: remotemem.Of(pid), process: entry, naming: newNamingCounter(threads)}
 	defer c.naming.close()
 	if err := c.watch(ctx, p, d); err != nil {
-		return nil, fmt.Errorf("pid %d: %w", pid, err)
+		return nil, err
 	}
 	c.finish()
 	unread := c.last == nil && c.report["4719-H3"].Status != Failed
@@ -56,7 +56,7 @@ func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {
 	default:
 		return c.results(), nil
 	}
-	return c.results(), fmt.Errorf("pid %d: %w", pid, err)
+	return c.results(), err
 }
 
 // firstRound is how long the first round of checks may take if the duration is shorter.
