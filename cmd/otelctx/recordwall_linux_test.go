@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -53,6 +54,33 @@ func stagesDuring(t *testing.T, p *waitingService, start, end int64) stages {
 		}
 	}
 	return s
+}
+
+// TestRecordWallSkips checks that record --wall reports the snapshots that it has not taken: here because it was stopped
+// itself for a while.
+func TestRecordWallSkips(t *testing.T) {
+	t.Parallel()
+	childproc.NeedReading(t)
+	p := startWaitingService(t, buildWaitingService(t, programs.Static), "1", "mutex")
+	const freq, period = "100", "0.2"
+	r := start(t, "record", "--wall", "--repeat", "--json", "-F", freq, "-d", period, "-o", filepath.Join(t.TempDir(), "p.pb.gz"), p.pid)
+	periods := func() (n int, skipped uint64) {
+		for decoder := json.NewDecoder(strings.NewReader(r.stdout.String())); ; n++ {
+			var d wallDocument
+			if decoder.Decode(&d) != nil {
+				return n, skipped
+			}
+			skipped += d.Skipped
+		}
+	}
+	require.Eventually(t, func() bool { n, _ := periods(); return n > 0 }, testenv.Patience, tick)
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGSTOP))
+	time.Sleep(400 * time.Millisecond) // 40 snapshots
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGCONT))
+	const most = 30 // of those not taken while it was stopped
+	require.Eventually(t, func() bool { _, skipped := periods(); return skipped >= most }, testenv.Patience, tick)
+	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+	assert.Zero(t, r.wait(t).code)
 }
 
 // TestRecordWallIsTrue checks that the recorded wall-clock time of each span name and each kind of wait agrees with
