@@ -419,7 +419,7 @@ func numberOf(tp *sdktrace.TracerProvider) uint16 {
 // isPublished reports whether spans of the provider with this number are published.
 func isPublished(number uint16) bool {
 	for _, p := range []*Publication{&Spans, &Profiling} {
-		if slices.ContainsFunc(p.references, func(r *Reference) bool { return r != nil && r.Number == number && r.Counts() }) {
+		if slices.ContainsFunc(p.references, func(r *Reference) bool { return r.Number == number && r.Counts() }) {
 			return true
 		}
 	}
