@@ -27,7 +27,7 @@ type Attachment struct{ a spanpath.Attachment }
 // for.
 //
 // With the span, Attach publishes the context-scoped attributes of ctx for the keys chosen by
-// [WithAttributeKeys], even if the goroutine is already in that span. So Attach can publish
+// [WithAttributeKeys], even if the goroutine is already in that span. It can thus publish
 // attributes that were added to the context after Start. With [WithSpanNames], Attach also
 // publishes the span's current name, which SetName may have changed.
 //

@@ -36,9 +36,8 @@
 // Each live span has a cell in the span table, which tells readers whether the span has ended.
 // Slots, entries and records refer to that cell. Attributes with the prefix "threadlocal."
 // advertise the addresses and layouts of the carriers and the span table: in the process context if
-// package resourcepublisher publishes one, otherwise in a separate mapping. So readers find spans
-// even if another library, such as dd-trace-go, publishes the process context, or if no library
-// does.
+// package resourcepublisher publishes one, otherwise in a separate mapping. Readers find spans even
+// if another library, such as dd-trace-go, publishes the process context, or if no library does.
 //
 // Everything in this package may be called concurrently, on any goroutine, except that Detach must
 // run on the goroutine that called Attach.
@@ -114,11 +113,11 @@
 // # Labels
 //
 // eBPF profilers read a goroutine's labels at the moment of a sample. Package runtime/pprof stores
-// the label pointer, and reads the labels when it writes the profile. So labels are withdrawn when
-// the span ends, unless the process is taking a CPU profile of itself, or did so less than three
-// seconds ago. If a span ends during that time, goroutines that have inherited its labels keep
-// them. Programs built with the race detector do not withdraw labels. [WithLabels] chooses another
-// policy.
+// the label pointer, and reads the labels when it writes the profile. Labels are therefore
+// withdrawn when the span ends, unless the process is taking a CPU profile of itself, or did so
+// less than three seconds ago. If a span ends during that time, goroutines that have inherited its
+// labels keep them. Programs built with the race detector do not withdraw labels. [WithLabels]
+// chooses another policy.
 //
 // Labels make goroutine profiles larger, because those profiles group goroutines by label.
 // [LabelsOff] avoids that: label readers then see no span.

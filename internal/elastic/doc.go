@@ -20,9 +20,9 @@
 //
 // # One library
 //
-// A profiler that finds a second library in a process forgets the first. So a process maps the
-// library only once, and keeps it mapped even when nothing is published. Publishing again reuses
-// it.
+// A profiler that finds a second library in a process forgets the first. For this reason a process
+// maps the library only once, and keeps it mapped even when nothing is published. Publishing again
+// reuses it.
 //
 // The package does not know spans: its caller provides the contents of the storage and the records.
 package elastic

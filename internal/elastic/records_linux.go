@@ -198,7 +198,7 @@ func (r *Records) leave(place Place, goid uint64) {
 }
 
 // clearIf clears a record if the condition holds for its content. It uses one compare-and-swap of
-// the record's state, which includes the number of writes. So if the thread has written again since
+// the record's state, which includes the number of writes: if the thread has written again since
 // the condition was checked, the swap fails. clearIf gives up if the thread is writing during every
 // attempt. Then a newer span is being stored, and the goroutine that stores it checks afterwards
 // whether that span has ended.

@@ -6,11 +6,12 @@
 // that it starts.
 //
 // The label pointer of the goroutine points to a [Record], which begins with the runtime's own
-// label map. So everything that reads Go's labels (runtime/pprof, the OpenTelemetry eBPF profiler,
-// Parca, Pyroscope) finds the user's labels and two more, trace_id and span_id. Behind the label
-// map are the thread context record of OTEP 4947 and the span's attributes. The attributes also
-// become labels, within the limits of profilers. When the span ends, [Record.End] clears the
-// record's valid flag in place. So the span ends for every goroutine that still has the pointer.
+// label map. Everything that reads Go's labels (runtime/pprof, the OpenTelemetry eBPF profiler,
+// Parca, Pyroscope) therefore finds the user's labels and two more, trace_id and span_id. Behind
+// the label map are the thread context record of OTEP 4947 and the span's attributes. The
+// attributes also become labels, within the limits of profilers. When the span ends, [Record.End]
+// clears the record's valid flag in place, which ends the span for every goroutine that still has
+// the pointer.
 //
 // The package does not depend on the SDK, and its callers tell it when spans start and end. It
 // treats a Ref as a number.
@@ -393,11 +394,11 @@ const maxVariants = 64
 // has no such record yet, Variant allocates one. If the span already has 64 records, Variant first
 // retires the oldest except r.
 //
-// A concurrent End may miss the new record. So the caller must check after Variant whether the span
-// has ended, and if so call [Record.End] on the result. The check must read a word that the ending
-// goroutine changes with a compare-and-swap before it calls End. Variant adds the new record with a
-// compare-and-swap, too. If Variant's compare-and-swap comes first, End finds the new record.
-// Otherwise the caller's check finds that the span has ended.
+// A concurrent End may miss the new record. After Variant, the caller must therefore check whether
+// the span has ended, and if so call [Record.End] on the result. The check must read a word that
+// the ending goroutine changes with a compare-and-swap before it calls End. Variant adds the new
+// record with a compare-and-swap, too. If Variant's compare-and-swap comes first, End finds the new
+// record. Otherwise the caller's check finds that the span has ended.
 func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserLabels, previous *Record) *Record {
 	for {
 		newest, have := r.variant.Load(), 1
@@ -428,7 +429,7 @@ func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserL
 
 // retire invalidates a record although its span is still live and goroutines may have it installed.
 // On these goroutines, readers of labels no longer see a span. To other readers, the record looks
-// like that of an ended child of the span. So they find the span or, once the span has ended, its
+// like that of an ended child of the span: they find the span or, once the span has ended, its
 // ancestors.
 func (r *Record) retire() {
 	if r.Ended() {

@@ -13,8 +13,8 @@ import (
 )
 
 // Elastic stores spans in the thread records of Elastic's Universal Profiling. Unlike the readers of
-// slots, the profiler reads neither cells nor owners. So the goroutine that ends a span clears it from
-// the records that contain it.
+// slots, the profiler reads neither cells nor owners. The goroutine that ends a span must therefore
+// clear it from the records that contain it.
 type Elastic struct {
 	Records *elastic.Records
 	// RootEnds is called before a local root ends.

@@ -13,8 +13,8 @@ import (
 // liveRecords holds the records of live spans by cell, because cells are outside the heap and cannot
 // hold pointers.
 //
-// The pointers are in chunks, which are allocated when their first cell is used. So the garbage
-// collector scans only as many pointers as there have been live spans at the same time.
+// The pointers are in chunks, which are allocated when their first cell is used, so that the
+// garbage collector scans only as many pointers as there have been live spans at the same time.
 type liveRecords [spantable.Capacity / chunkSize]atomic.Pointer[chunk]
 
 const (

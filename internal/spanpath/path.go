@@ -128,7 +128,7 @@ func (p *Path) Leave(change func(*Features)) error {
 		return nil
 	}
 	current.Store(nil)
-	// Start makes a span live, then passes a barrier, then checks the features. So either Start sees
+	// Start makes a span live, then passes a barrier, then checks the features. Either Start sees
 	// that they have changed, or the loop below sees the span.
 	p.Profile.Running(time.Now()) // so that evict gets a recent result from wasRunning
 	closed := *p.features.Load()

@@ -150,8 +150,8 @@ type queueEntry struct{ sequence, number atomic.Uint32 }
 func (q *queue) len() uint64 { return q.tail.Load() - q.head.Load() }
 
 // push adds a number. The queue cannot overflow: it has an entry for each cell number, and no number
-// is in it twice. So the next entry is empty, or will be once a goroutine that is popping a number has
-// finished. If the queue is closed, push may drop the number.
+// is in it twice. The next entry is thus empty, or will be once a goroutine that is popping a number
+// has finished. If the queue is closed, push may drop the number.
 func (q *queue) push(number uint32) {
 	for {
 		tail := q.tail.Load()

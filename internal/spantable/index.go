@@ -64,7 +64,7 @@ func (t *Table) forget(l *local, r Ref) {
 
 // sharedIndex contains the spans that had to give up their entry in the index of a P. It consists of
 // hash tables: the table with 1<<n buckets begins at bucket 1<<n. New spans go to the largest table in
-// use. If their bucket is full, the next larger table comes into use. So the memory that is touched
+// use. If their bucket is full, the next larger table comes into use, so that the touched memory
 // depends on the number of live spans.
 type sharedIndex [2 << maxSharedBits]bucket
 

@@ -6,7 +6,7 @@
 //
 // A span keeps its cell from Start to End. During that time a [Ref], which consists of the cell's
 // number and a generation, identifies the span. Every other place that publishes the span only
-// stores its Ref. So one compare-and-swap of the cell's version ([Table.End]) ends the span
+// stores its Ref: one compare-and-swap of the cell's version ([Table.End]) ends the span
 // everywhere, and nobody has to keep a list of these places. A span that never ends occupies only
 // its cell.
 //
