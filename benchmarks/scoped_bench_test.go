@@ -19,6 +19,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/scopedattr"
+	"github.com/otelctx/otelctx/scopedattr/scopedlog"
 )
 
 // three lists the attributes that are set on a context, or passed explicitly with each call.
@@ -110,7 +111,7 @@ func BenchmarkScopedLog(b *testing.B) {
 	for _, o := range owns {
 		b.Run("own="+o.own, func(b *testing.B) {
 			lp := oteltest.LoggerProvider(b, sdklog.WithProcessor(oteltest.LogProcessor{}))
-			beside(b, lp.Logger("benchmarks"), scopedattr.NewLoggerProvider(lp).Logger("benchmarks"),
+			beside(b, lp.Logger("benchmarks"), scopedlog.NewLoggerProvider(lp).Logger("benchmarks"),
 				func(ctx context.Context, logger log.Logger, hand bool, n int) {
 					for range n {
 						var record log.Record

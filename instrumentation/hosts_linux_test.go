@@ -23,6 +23,7 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/ringbuf"
 	"github.com/otelctx/otelctx/scopedattr"
+	"github.com/otelctx/otelctx/scopedattr/scopedlog"
 	"github.com/otelctx/otelctx/spanctx"
 	"github.com/otelctx/otelctx/universalprofiling"
 )
@@ -34,7 +35,7 @@ func allOptions() map[string]func(*testing.T) options {
 	return map[string]func(*testing.T) options{
 		"instrumentation": func(*testing.T) options { return Options() },
 		"scopedattr": func(*testing.T) options {
-			scopedattr.NewLoggerProvider(lognoop.NewLoggerProvider())
+			scopedlog.NewLoggerProvider(lognoop.NewLoggerProvider())
 			scopedattr.NewMeterProvider(metricnoop.NewMeterProvider(), "key")
 			return options{
 				scopedattr.WithSampler(nil), sdktrace.WithSpanProcessor(scopedattr.NewSpanProcessor()),

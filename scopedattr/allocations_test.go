@@ -20,6 +20,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/scopedattr/scopedlog"
 )
 
 // three is the list of attributes that a context or a call gets.
@@ -87,7 +88,7 @@ func TestAllocations(t *testing.T) {
 	ctx := ContextWithAttributes(t.Context(), three...)
 	tests := map[string]struct{ bare, scoped measure }{
 		"span":       {span(), span(WithSampler(nil))},
-		"log record": {record(lp), record(NewLoggerProvider(lp))},
+		"log record": {record(lp), record(scopedlog.NewLoggerProvider(lp))},
 	}
 	for _, kind := range []string{"int64counter", "float64histogram"} {
 		for _, ready := range []bool{false, true} {

@@ -26,12 +26,3 @@ func ContextWithAttributes(ctx context.Context, attrs ...attribute.KeyValue) con
 func AttributesFromContext(ctx context.Context) attribute.Set {
 	return attrcontext.SetOf(ctx)
 }
-
-func hasKey(attrs []attribute.KeyValue, key attribute.Key) bool {
-	for i := range attrs {
-		if attrs[i].Key == key {
-			return true
-		}
-	}
-	return false
-}

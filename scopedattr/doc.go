@@ -16,7 +16,7 @@
 //		scopedattr.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(0.1))),
 //		sdktrace.WithBatcher(exporter),
 //	)
-//	lp := scopedattr.NewLoggerProvider(sdklog.NewLoggerProvider(...))
+//	lp := scopedlog.NewLoggerProvider(sdklog.NewLoggerProvider(...))
 //	mp := scopedattr.NewMeterProvider(sdkmetric.NewMeterProvider(...), "http.app")
 //
 // [NewSpanProcessor] works with a TracerProvider that already exists. Set the attributes before the

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/log/global"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/scopedattr/scopedlog"
 )
 
 const roleWrapped = "wrapped"
@@ -32,7 +33,7 @@ func runWrapped(parent *childproc.Parent) {
 		use()
 	}
 	otel.SetMeterProvider(NewMeterProvider(otel.GetMeterProvider(), "a"))
-	global.SetLoggerProvider(NewLoggerProvider(global.GetLoggerProvider()))
+	global.SetLoggerProvider(scopedlog.NewLoggerProvider(global.GetLoggerProvider()))
 	use()
 	use()
 	parent.Send("%s", strings.Join(reported, "; "))
@@ -54,5 +55,7 @@ func TestGlobalWrapsItself(t *testing.T) {
 func TestGlobalWrapped(t *testing.T) {
 	wrapped := NewMeterProvider(otel.GetMeterProvider(), "a")
 	assert.NotNil(t, wrapped.Meter("test"))
-	assert.NotPanics(t, func() { NewLoggerProvider(global.GetLoggerProvider()).Logger("test").Emit(t.Context(), newRecord()) })
+	assert.NotPanics(t, func() {
+		scopedlog.NewLoggerProvider(global.GetLoggerProvider()).Logger("test").Emit(t.Context(), newRecord())
+	})
 }

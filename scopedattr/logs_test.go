@@ -21,29 +21,12 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/scopedattr/scopedlog"
 )
-
-// TestRecordFieldsAreKnown fails if the API adds fields to the record that withAttributes does not
-// copy.
-func TestRecordFieldsAreKnown(t *testing.T) {
-	assert.True(t, knowsAllFields)
-}
-
-// withAndWithoutClone runs f with both implementations of withAttributes.
-func withAndWithoutClone(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	before := knowsAllFields
-	t.Cleanup(func() { knowsAllFields = before })
-	for _, knowsAllFields = range []bool{true, false} {
-		t.Run(fmt.Sprint("known=", knowsAllFields), f)
-	}
-}
 
 // TestLogOtherFields checks that adding attributes changes neither the other fields of a record nor
 // its span.
-func TestLogOtherFields(t *testing.T) { withAndWithoutClone(t, testLogOtherFields) }
-
-func testLogOtherFields(t *testing.T) {
+func TestLogOtherFields(t *testing.T) {
 	sc := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
 	ctx := trace.ContextWithSpanContext(t.Context(), sc)
 	record := newRecord(attribute.Int("n", 1))
@@ -53,7 +36,7 @@ func testLogOtherFields(t *testing.T) {
 	record.SetErr(errors.New("broken"))
 	record.SetTimestamp(time.Unix(1, 2))
 	record.SetObservedTimestamp(time.Unix(3, 4))
-	got := emitted(t, NewLoggerProvider, with(ctx, "a=1"), record)
+	got := emitted(t, scopedlog.NewLoggerProvider, with(ctx, "a=1"), record)
 	assert.Equal(t, "body", got.Body().AsString())
 	assert.Equal(t, log.SeverityWarn, got.Severity())
 	assert.Equal(t, "careful", got.SeverityText())
@@ -70,24 +53,22 @@ func testLogOtherFields(t *testing.T) {
 func TestLogDuplicates(t *testing.T) {
 	twice := []attribute.KeyValue{attribute.Int("a", 1), attribute.Int("a", 2)}
 	ctx := with(t.Context(), "a=ctx b=ctx")
-	got := emitted(t, NewLoggerProvider, ctx, newRecord(twice...), sdklog.WithAllowKeyDuplication())
+	got := emitted(t, scopedlog.NewLoggerProvider, ctx, newRecord(twice...), sdklog.WithAllowKeyDuplication())
 	assert.Equal(t, append(twice, attribute.String("b", "ctx")), recordAttributes(&got))
-	got = emitted(t, NewLoggerProvider, ctx, newRecord(twice...))
+	got = emitted(t, scopedlog.NewLoggerProvider, ctx, newRecord(twice...))
 	equal(t, "a=2 b=ctx", recordAttributes(&got))
 }
 
 // TestLogRecordKept checks that emitting a record from many goroutines does not change it, even
 // though copies of a record share the attributes that do not fit into the struct.
-func TestLogRecordKept(t *testing.T) { withAndWithoutClone(t, testLogRecordKept) }
-
-func testLogRecordKept(t *testing.T) {
+func TestLogRecordKept(t *testing.T) {
 	for _, n := range []int{0, 3, 5, 6, 10} {
 		var record log.Record
 		for _, kv := range own(n) {
 			record.AddAttributes(kv) // one at a time, so that the slice has spare capacity
 		}
 		kept := &keepingProvider{}
-		logger := NewLoggerProvider(kept).Logger("test")
+		logger := scopedlog.NewLoggerProvider(kept).Logger("test")
 		var wg sync.WaitGroup
 		for i := range 4 {
 			wg.Go(func() {
@@ -139,7 +120,7 @@ func TestLoggerEnabled(t *testing.T) {
 	ctx := with(t.Context(), "a=1")
 	for _, enabled := range []bool{true, false} {
 		lp := sdklog.NewLoggerProvider(sdklog.WithProcessor(oteltest.LogProcessor{Disabled: !enabled}))
-		logger := NewLoggerProvider(lp).Logger("test")
+		logger := scopedlog.NewLoggerProvider(lp).Logger("test")
 		assert.Equal(t, enabled, logger.Enabled(ctx, log.EnabledParameters{Severity: log.SeverityInfo}))
 		require.NoError(t, lp.Shutdown(t.Context()))
 		assert.False(t, logger.Enabled(ctx, log.EnabledParameters{}), "after Shutdown")
@@ -147,7 +128,7 @@ func TestLoggerEnabled(t *testing.T) {
 }
 
 func TestLoggerProviderNil(t *testing.T) {
-	logger := NewLoggerProvider(nil).Logger("test")
+	logger := scopedlog.NewLoggerProvider(nil).Logger("test")
 	logger.Emit(with(t.Context(), "a=1"), newRecord())
 	assert.False(t, logger.Enabled(t.Context(), log.EnabledParameters{}))
 }
@@ -171,7 +152,7 @@ func FuzzLog(f *testing.F) {
 			}
 		}
 		want := emitted(t, bareLogs, ctx, byHand, opts...)
-		got := emitted(t, NewLoggerProvider, ctx, newRecord(lists[0]...), opts...)
+		got := emitted(t, scopedlog.NewLoggerProvider, ctx, newRecord(lists[0]...), opts...)
 		require.Equal(t, recordAttributes(&want), recordAttributes(&got))
 		require.Equal(t, want.DroppedAttributes(), got.DroppedAttributes())
 	})

@@ -9,6 +9,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/otelctx/otelctx/internal/selfwrap"
 )
 
 // AllKeys is a wildcard key for [NewMeterProvider]: it adds all attributes of a context.
@@ -42,7 +44,7 @@ func NewMeterProvider(next metric.MeterProvider, keys ...attribute.Key) metric.M
 		next = metricnoop.NewMeterProvider()
 	}
 	p := &meterProvider{MeterProvider: next, measurer: newMeasurer(keys)}
-	p.cycle.init(next)
+	p.detector.Init(next)
 	return p
 }
 
@@ -51,12 +53,12 @@ type meterProvider struct {
 
 	*measurer
 
-	cycle cycle
+	detector selfwrap.Detector
 }
 
 // Meter returns a meter whose synchronous instruments add the attributes of the context.
 func (p *meterProvider) Meter(name string, opts ...metric.MeterOption) metric.Meter {
-	if p.cycle.calledByWrapped("MeterProvider") {
+	if p.detector.CalledByWrapped("MeterProvider") {
 		return metricnoop.Meter{}
 	}
 	return &meter{p.MeterProvider.Meter(name, opts...), p.measurer}

@@ -95,7 +95,7 @@ func below(over, under []attribute.KeyValue) (all, missing []attribute.KeyValue)
 	list := make([]attribute.KeyValue, len(over), len(over)+2*len(under))
 	copy(list, over)
 	for _, kv := range under {
-		if !hasKey(over, kv.Key) {
+		if !attrcontext.HasKey(over, kv.Key) {
 			list = append(list, kv)
 		}
 	}
@@ -110,7 +110,7 @@ func merge(over, under []attribute.KeyValue) []attribute.KeyValue {
 	merged := make([]attribute.KeyValue, len(over), len(over)+len(under))
 	copy(merged, over)
 	for _, kv := range under {
-		if kv.Valid() && !hasKey(over, kv.Key) {
+		if kv.Valid() && !attrcontext.HasKey(over, kv.Key) {
 			merged = append(merged, kv)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/scopedattr/scopedlog"
 )
 
 // signal makes a span, a log record or a measurement with the context ctx and the attributes own,
@@ -30,7 +31,7 @@ func signals() map[string]signal {
 			t.Helper()
 			wrap := bareLogs
 			if wrapped {
-				wrap = NewLoggerProvider
+				wrap = scopedlog.NewLoggerProvider
 			}
 			record := emitted(t, wrap, ctx, newRecord(own...))
 			assert.Zero(t, record.DroppedAttributes())
@@ -148,7 +149,7 @@ func TestCountLimits(t *testing.T) {
 			span = endedSpan(t, ctx, list(tt.own), sdktrace.WithSpanProcessor(NewSpanProcessor()))
 			equal(t, tt.want, span.Attributes(), "span, by the processor")
 			assert.Equal(t, tt.dropped, span.DroppedAttributes(), "span, by the processor")
-			record := emitted(t, NewLoggerProvider, ctx, newRecord(list(tt.own)...), sdklog.WithAttributeCountLimit(tt.limit))
+			record := emitted(t, scopedlog.NewLoggerProvider, ctx, newRecord(list(tt.own)...), sdklog.WithAttributeCountLimit(tt.limit))
 			equal(t, tt.want, recordAttributes(&record), "log record")
 			assert.Equal(t, tt.dropped, record.DroppedAttributes(), "log record")
 		})
@@ -159,6 +160,6 @@ func TestValueLengthLimits(t *testing.T) {
 	ctx, limits := with(t.Context(), "a=123456"), sdktrace.NewSpanLimits()
 	limits.AttributeValueLengthLimit = 3
 	equal(t, "a=123", endedSpan(t, ctx, nil, sdktrace.WithRawSpanLimits(limits), WithSampler(nil)).Attributes())
-	record := emitted(t, NewLoggerProvider, ctx, newRecord(), sdklog.WithAttributeValueLengthLimit(3))
+	record := emitted(t, scopedlog.NewLoggerProvider, ctx, newRecord(), sdklog.WithAttributeValueLengthLimit(3))
 	equal(t, "a=123", recordAttributes(&record))
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/scopedattr"
+	"github.com/otelctx/otelctx/scopedattr/scopedlog"
 	"github.com/otelctx/otelctx/spanctx"
 )
 
@@ -73,7 +74,7 @@ func newTelemetry(ctx context.Context) (*telemetry, error) {
 	tp, lp, mp := sdktrace.NewTracerProvider(spans...), sdklog.NewLoggerProvider(logs...), sdkmetric.NewMeterProvider(metrics...)
 	return &telemetry{
 		tracers: tp,
-		loggers: scopedattr.NewLoggerProvider(lp),
+		loggers: scopedlog.NewLoggerProvider(lp),
 		// Metrics may have only the attribute appKey: with userKey, each user would be a time series.
 		meters:     scopedattr.NewMeterProvider(mp, appKey),
 		propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),

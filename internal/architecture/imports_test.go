@@ -25,8 +25,9 @@ var linked = map[string]string{
 	"resourcepublisher":      sdk + "protobuf",
 	"spanctx":                sdk + "protobuf",
 	"exectrace":              "otel otel/trace cespare/xxhash/v2",
-	"scopedattr":             sdk + "otel/log",
+	"scopedattr":             sdk,
 	"scopedattr/contextattr": "otel cespare/xxhash/v2",
+	"scopedattr/scopedlog":   "otel otel/log otel/trace cespare/xxhash/v2 go-logr/logr go-logr/stdr auto/sdk otel/metric",
 	"universalprofiling":     sdk,
 	"instrumentation":        sdk + "protobuf",
 	"cmd/otelctx": "alecthomas/kong cenkalti/backoff/v5 cespare/xxhash/v2 cilium/ebpf genproto/googleapis/api " +

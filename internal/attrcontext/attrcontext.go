@@ -98,3 +98,13 @@ func (a *Attributes) Attrs() []attribute.KeyValue {
 	}
 	return a.attrs
 }
+
+// HasKey reports whether attrs has key.
+func HasKey(attrs []attribute.KeyValue, key attribute.Key) bool {
+	for i := range attrs {
+		if attrs[i].Key == key {
+			return true
+		}
+	}
+	return false
+}

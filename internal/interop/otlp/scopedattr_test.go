@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/scopedattr"
+	"github.com/otelctx/otelctx/scopedattr/scopedlog"
 )
 
 // TestReceived checks the attributes that the Collector receives with each signal from two
@@ -44,7 +45,7 @@ func TestReceived(t *testing.T) {
 	mp := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewPeriodicReader(points)))
 
 	tracer := tp.Tracer("test")
-	logger := scopedattr.NewLoggerProvider(lp).Logger("test")
+	logger := scopedlog.NewLoggerProvider(lp).Logger("test")
 	counter, err := scopedattr.NewMeterProvider(mp, "http.app", "overridden", "weights").Meter("test").Int64Counter("requests")
 	require.NoError(t, err)
 

@@ -16,6 +16,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/scopedattr"
+	"github.com/otelctx/otelctx/scopedattr/scopedlog"
 	"github.com/otelctx/otelctx/spanctx"
 	"github.com/otelctx/otelctx/universalprofiling"
 )
@@ -33,6 +34,7 @@ var (
 	_ = reader.Open
 	_ = resourcepublisher.WithResource
 	_ = scopedattr.WithSampler
+	_ = scopedlog.NewLoggerProvider
 	_ = spanctx.WithPublishing
 	_ = universalprofiling.WithIntegration
 )

@@ -29,6 +29,7 @@ import (
 
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/scopedattr"
+	"github.com/otelctx/otelctx/scopedattr/scopedlog"
 	"github.com/otelctx/otelctx/spanctx"
 )
 
@@ -59,6 +60,7 @@ var (
 	_ = pprof.Do
 	_ = resourcepublisher.WithResource
 	_ = scopedattr.WithSampler
+	_ = scopedlog.NewLoggerProvider
 	_ = slog.Error
 	_ = spanctx.WithPublishing
 	_ = strings.Contains

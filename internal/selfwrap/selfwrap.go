@@ -1,7 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package scopedattr
+// Package selfwrap detects a provider that wraps the global provider and has itself been set as the global
+// provider.
+package selfwrap
 
 import (
 	"fmt"
@@ -19,30 +21,31 @@ import (
 // they delegate to the provider that is being set as the global one.
 var globalPackages = []string{"go.opentelemetry.io/otel/internal/global", "go.opentelemetry.io/otel/log/internal/global"}
 
-// cycle detects a wrapper of the global provider that has itself been set as the global provider.
-// The two would call each other forever, and the second call would deadlock on the lock held by the
-// first.
-type cycle struct {
+// Detector belongs to a wrapper of a provider. If that is the global provider, and the wrapper has been set
+// as the global provider, the two would call each other forever, and the second call would deadlock on the
+// lock held by the first.
+type Detector struct {
 	// global is the package of the wrapped provider if it is a global provider, and "" otherwise.
 	global string
 	report sync.Once
 }
 
-func (c *cycle) init(wrapped any) {
+// Init is called once with the wrapped provider.
+func (d *Detector) Init(wrapped any) {
 	if t := reflect.TypeOf(wrapped); t.Kind() == reflect.Pointer && slices.Contains(globalPackages, t.Elem().PkgPath()) {
-		c.global = t.Elem().PkgPath()
+		d.global = t.Elem().PkgPath()
 	}
 }
 
-// calledByWrapped reports whether the wrapper is being called by the global provider that it wraps.
+// CalledByWrapped reports whether the wrapper is being called by the global provider that it wraps.
 // If so, the wrapper must not call the global provider, and the mistake is reported once.
-// calledByWrapped walks the stack, which costs little overall: meters and loggers are rarely
+// CalledByWrapped walks the stack, which costs little overall: meters and loggers are rarely
 // created, and few programs wrap the global provider.
-func (c *cycle) calledByWrapped(kind string) bool {
-	if c.global == "" || !calledFrom(c.global+".(*") {
+func (d *Detector) CalledByWrapped(kind string) bool {
+	if d.global == "" || !calledFrom(d.global+".(*") {
 		return false
 	}
-	c.report.Do(func() {
+	d.report.Do(func() {
 		otel.Handle(fmt.Errorf("scopedattr: the global %[1]s is set to a provider that wraps the global %[1]s: wrap the SDK's provider; until then nothing is exported", kind))
 	})
 	return true

@@ -1,7 +1,11 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package scopedattr
+// Package scopedlog adds context-scoped attributes to log records: see package scopedattr.
+//
+// It is a package of its own because its API contains types of go.opentelemetry.io/otel/log, which is not
+// stable yet. It may change with that module in any release, unlike package scopedattr.
+package scopedlog
 
 import (
 	"context"
@@ -12,7 +16,10 @@ import (
 	lognoop "go.opentelemetry.io/otel/log/noop"
 
 	"github.com/otelctx/otelctx/internal/attrcontext"
+	"github.com/otelctx/otelctx/internal/selfwrap"
 )
+
+var _ = attrcontext.Use()
 
 // NewLoggerProvider returns a provider that wraps next. Its loggers add the attributes of the
 // context passed to Emit to each record, except for keys that the record already has. Pass the
@@ -36,21 +43,21 @@ func NewLoggerProvider(next log.LoggerProvider) log.LoggerProvider {
 		next = lognoop.NewLoggerProvider()
 	}
 	p := &loggerProvider{LoggerProvider: next}
-	p.cycle.init(next)
+	p.detector.Init(next)
 	return p
 }
 
-// loggerProvider embeds the wrapped provider, as all wrappers in this package do, so that methods
-// added to the API later are delegated to it.
+// loggerProvider embeds the wrapped provider, so that methods added to the API later are delegated to
+// it.
 type loggerProvider struct {
 	log.LoggerProvider
 
-	cycle cycle
+	detector selfwrap.Detector
 }
 
 // Logger returns a logger that adds the attributes of the context to each record.
 func (p *loggerProvider) Logger(name string, opts ...log.LoggerOption) log.Logger {
-	if p.cycle.calledByWrapped("LoggerProvider") {
+	if p.detector.CalledByWrapped("LoggerProvider") {
 		return lognoop.Logger{}
 	}
 	return &logger{p.LoggerProvider.Logger(name, opts...)}
@@ -78,7 +85,7 @@ func withAttributes(record log.Record, scoped []attribute.KeyValue) log.Record {
 	})
 	n := len(all)
 	for _, kv := range scoped {
-		if !hasKey(all[:n], kv.Key) {
+		if !attrcontext.HasKey(all[:n], kv.Key) {
 			all = append(all, kv)
 		}
 	}
