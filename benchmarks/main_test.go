@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		roleIdle:    beIdle,
 		roleDatadog: setDatadogLabels,
 		rolePublisher: func(parent *childproc.Parent) {
-			pub, err := resourcepublisher.NewPublisher(oteltest.Resource())
+			pub, err := resourcepublisher.New(oteltest.Resource())
 			parent.Must(err)
 			parent.Send("published")
 			parent.Receive()
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 // newPublisher returns a publisher that publishes r until the end of the benchmark or test.
 func newPublisher(tb testing.TB, r *resource.Resource) *resourcepublisher.Publisher {
 	tb.Helper()
-	pub, err := resourcepublisher.NewPublisher(r)
+	pub, err := resourcepublisher.New(r)
 	if errors.Is(err, errors.ErrUnsupported) {
 		noResult(tb, err)
 	}

@@ -78,7 +78,7 @@ func bySDK(opts ...sdktrace.TracerProviderOption) func() (trace.TracerProvider, 
 
 func publishing(publish []spanctx.Option, opts ...sdktrace.TracerProviderOption) func() (trace.TracerProvider, error) {
 	return func() (trace.TracerProvider, error) {
-		p, err := spanctx.NewSpanProcessor(publish...)
+		p, err := spanctx.New(publish...)
 		if err != nil {
 			return nil, err
 		}

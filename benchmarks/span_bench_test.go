@@ -53,10 +53,10 @@ var tracers = []struct {
 	{"unnamed", carriers(spanctx.WithSpanNames(false))},
 	{"datadog-labels", carriers(spanctx.WithDatadogLabels(true))},
 	{"keys3", carriers(spanctx.WithAttributeKeys("http.app", "http.route", "tenant"))},
-	{"universal", func(tb testing.TB) trace.Tracer { return tracer(tb, newIntegration(tb, universalprofiling.Auto)) }},
+	{"universal", func(tb testing.TB) trace.Tracer { return tracer(tb, newIntegration(tb, universalprofiling.ModeAuto)) }},
 	{"universal-kept", func(tb testing.TB) trace.Tracer {
-		i := newIntegration(tb, universalprofiling.Enabled)
-		_ = i.NewExporter(tracetest.NewNoopExporter()) // the integration keeps ended transactions for this exporter
+		i := newIntegration(tb, universalprofiling.ModeEnabled)
+		_ = universalprofiling.NewExporter(tracetest.NewNoopExporter()) // the integration keeps ended transactions for this exporter
 		return tracer(tb, i)
 	}},
 	{"grafana", func(tb testing.TB) trace.Tracer {
@@ -91,7 +91,7 @@ func tracer(tb testing.TB, processor sdktrace.SpanProcessor) trace.Tracer {
 // platform does not support publishing spans, and fails the benchmark if a carrier is unavailable.
 func newSpanProcessor(tb testing.TB, opts ...spanctx.Option) *spanctx.SpanProcessor {
 	tb.Helper()
-	p, err := spanctx.NewSpanProcessor(opts...)
+	p, err := spanctx.New(opts...)
 	if errors.Is(err, errors.ErrUnsupported) {
 		noResult(tb, err)
 	}

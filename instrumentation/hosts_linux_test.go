@@ -56,7 +56,7 @@ func allOptions() map[string]func(*testing.T) options {
 		"universalprofiling": func(*testing.T) options {
 			return options{
 				sdktrace.WithSampler(universalprofiling.NewSampler(nil)),
-				universalprofiling.WithIntegration(universalprofiling.WithMode(universalprofiling.Enabled)),
+				universalprofiling.WithIntegration(universalprofiling.WithMode(universalprofiling.ModeEnabled)),
 				sdktrace.WithSyncer(universalprofiling.NewExporter(tracetest.NewInMemoryExporter())),
 			}
 		},
@@ -105,7 +105,7 @@ func TestInBubble(t *testing.T) {
 // Passing a nil span to a span processor must not make the service panic.
 func TestNilSpan(t *testing.T) {
 	ctx := scopedattr.ContextWithAttributes(t.Context(), attribute.Int("key", 1))
-	publisher, err := resourcepublisher.NewPublisher(nil)
+	publisher, err := resourcepublisher.New(nil)
 	require.NoError(t, err)
 	for name, p := range map[string]sdktrace.SpanProcessor{
 		"resourcepublisher": publisher, "spanctx": spanctx.ForProvider(spanctx.WithPyroscopeProfileIDs(true)),

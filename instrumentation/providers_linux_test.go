@@ -33,9 +33,9 @@ var setups = map[string]func(t *testing.T, service string) options{
 	},
 	"constructors": func(t *testing.T, service string) options {
 		t.Helper()
-		publisher, err := resourcepublisher.NewPublisher(named(service))
+		publisher, err := resourcepublisher.New(named(service))
 		require.NoError(t, err)
-		spans, err := spanctx.NewSpanProcessor()
+		spans, err := spanctx.New()
 		require.NoError(t, err)
 		return options{sdktrace.WithResource(named(service)), sdktrace.WithSpanProcessor(publisher), sdktrace.WithSpanProcessor(spans)}
 	},

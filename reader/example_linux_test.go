@@ -24,7 +24,7 @@ import (
 // others in the same way.
 func Example() {
 	ctx := context.Background()
-	pub, err := resourcepublisher.NewPublisher(
+	pub, err := resourcepublisher.New(
 		resource.NewSchemaless(
 			attribute.String("service.name", "checkout"),
 			attribute.String("service.version", "1.2.3"),
@@ -86,7 +86,7 @@ func ExampleProcess_Changed() {
 	named := func(service string) *resource.Resource {
 		return resource.NewSchemaless(attribute.String("service.name", service))
 	}
-	pub, err := resourcepublisher.NewPublisher(named("checkout"), resourcepublisher.WithEnabled(true))
+	pub, err := resourcepublisher.New(named("checkout"), resourcepublisher.WithEnabled(true))
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -199,7 +199,7 @@ func ExampleProcess_ThreadLayout() {
 // Find all processes that publish a resource. This example prints only its own.
 func ExamplePublishers() {
 	ctx := context.Background()
-	pub, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.String("service.name", "checkout")))
+	pub, err := resourcepublisher.New(resource.NewSchemaless(attribute.String("service.name", "checkout")))
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -110,7 +110,7 @@ func setUp(order string) (*service, error) {
 				return nil, err
 			}
 		case "publish":
-			if _, err := resourcepublisher.NewPublisher(resource.Empty()); err != nil {
+			if _, err := resourcepublisher.New(resource.Empty()); err != nil {
 				return nil, err
 			}
 		case "slots", "goroutine-table", "record", "advertise", "no-go", "no-cells":
@@ -121,7 +121,7 @@ func setUp(order string) (*service, error) {
 	if !has("slots") && !has("v1") {
 		return s, nil
 	}
-	processor, err := spanctx.NewSpanProcessor(opts...)
+	processor, err := spanctx.New(opts...)
 	if err != nil {
 		return nil, err
 	}

@@ -27,7 +27,7 @@ func BenchmarkPublish(b *testing.B) {
 		b.Run("payload="+p.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				pub, err := resourcepublisher.NewPublisher(p.resource)
+				pub, err := resourcepublisher.New(p.resource)
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -43,7 +43,7 @@ func BenchmarkPublish(b *testing.B) {
 func BenchmarkUpdate(b *testing.B) {
 	for _, p := range payloads {
 		b.Run("payload="+p.name, func(b *testing.B) {
-			pub, err := resourcepublisher.NewPublisher(oteltest.Resource())
+			pub, err := resourcepublisher.New(oteltest.Resource())
 			require.NoError(b, err)
 			defer func() { require.NoError(b, pub.Shutdown(b.Context())) }()
 			b.ReportAllocs()

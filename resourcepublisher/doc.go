@@ -13,7 +13,7 @@
 //		sdktrace.WithBatcher(exporter),
 //	)
 //
-// [NewPublisher] gives more control over errors, updates and withdrawal.
+// [New] gives more control over errors, updates and withdrawal.
 //
 // # What is published
 //
@@ -21,8 +21,8 @@
 // [WithAttributeFilter]), whatever their type. A resource without attributes is published, too.
 // [SetAttributes] adds attributes that are not part of the resource. The format has no field for
 // the schema URL; if it is not empty, it is published in the attribute otelctx.resource.schema_url,
-// outside of the resource. The encoded context has at most [MaxPayloadSize] bytes, and its strings
-// are valid UTF-8: [NewPublisher] describes how attributes are changed or left out to ensure that.
+// outside of the resource. The encoded context has at most 65,536 bytes, and its strings
+// are valid UTF-8: [New] describes how attributes are changed or left out to ensure that.
 //
 // # One context per process
 //
@@ -48,7 +48,7 @@
 // as old as the call that it was set up with. Spans are published as long as there is a provider, and
 // again when a provider that is alive starts a span.
 //
-// For this package, the calls are [WithResource] and [NewPublisher]. A provider belongs to such a call
+// For this package, the calls are [WithResource] and [New]. A provider belongs to such a call
 // if it has the same resource, which package spanctx or the registered Publisher sees.
 //
 // Everything in this package may be called concurrently.
@@ -61,7 +61,7 @@
 //
 // # Platforms
 //
-// The package works on Linux only. On other platforms [NewPublisher] returns an error that wraps
+// The package works on Linux only. On other platforms [New] returns an error that wraps
 // [errors.ErrUnsupported]. [WithResource] reports that error, and otherwise behaves like the SDK's
 // option.
 //

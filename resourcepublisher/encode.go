@@ -19,12 +19,12 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// MaxPayloadSize is the maximum size of an encoded process context in bytes: 65,536, the limit of
+// maxPayloadSize is the maximum size of an encoded process context in bytes: 65,536, the limit of
 // the OpenTelemetry eBPF profiler.
-const MaxPayloadSize = wire.MaxProcessContextPayload
+const maxPayloadSize = wire.MaxProcessContextPayload
 
-// ErrTooLarge means that an encoded process context would exceed [MaxPayloadSize]. The error that
-// reports attributes omitted to stay within the limit wraps it, too.
+// ErrTooLarge means that an encoded process context would exceed 65,536 bytes. The error that reports
+// attributes omitted to stay within the limit wraps it, too.
 var ErrTooLarge = errors.New("process context is too large")
 
 type encoded struct {
@@ -34,7 +34,7 @@ type encoded struct {
 	// published regardless.
 	problems error
 	// omitted is the number of resource attributes that were left out to stay within
-	// MaxPayloadSize.
+	// the limit.
 	omitted int
 }
 
@@ -77,17 +77,17 @@ func encode(r *resource.Resource, keep attribute.Filter, extra ...attributes) (e
 	slices.SortFunc(extraAttributes, func(a, b encodedAttribute) int { return cmp.Compare(a.key, b.key) })
 
 	payload := appendContext(nil, resourceAttributes, extraAttributes)
-	if size := len(payload); size > MaxPayloadSize {
+	if size := len(payload); size > maxPayloadSize {
 		var largest []encodedAttribute
-		if largest, resourceAttributes = fit(resourceAttributes, size-MaxPayloadSize); len(largest) > 0 {
+		if largest, resourceAttributes = fit(resourceAttributes, size-maxPayloadSize); len(largest) > 0 {
 			e.omitted = len(largest)
 			problem(fmt.Errorf("%d resource attributes, of which %q is the largest, are left out: %w: %d bytes, at most %d",
-				len(largest), largest[0].key, ErrTooLarge, size, MaxPayloadSize))
+				len(largest), largest[0].key, ErrTooLarge, size, maxPayloadSize))
 		}
 		payload = appendContext(nil, resourceAttributes, extraAttributes)
 	}
-	if len(payload) > MaxPayloadSize {
-		return encoded{}, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, len(payload), MaxPayloadSize)
+	if len(payload) > maxPayloadSize {
+		return encoded{}, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, len(payload), maxPayloadSize)
 	}
 	e.payload = payload
 	return e, nil

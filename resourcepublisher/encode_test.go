@@ -61,7 +61,7 @@ func FuzzEncode(f *testing.F) {
 		}
 		kv := attribute.KeyValue{Key: attribute.Key(key), Value: value}
 		e, err := encode(resource.NewSchemaless(kv, attribute.Int("always", 1)), nil)
-		if err != nil || len(e.payload) > MaxPayloadSize {
+		if err != nil || len(e.payload) > maxPayloadSize {
 			t.Fatalf("%d bytes, %v", len(e.payload), err)
 		}
 		msg := new(processcontextpb.ProcessContext)

@@ -52,8 +52,8 @@ func ExampleWithResource() {
 	// nothing is published
 }
 
-func ExampleNewPublisher() {
-	pub, err := resourcepublisher.NewPublisher(
+func ExampleNew() {
+	pub, err := resourcepublisher.New(
 		resource.NewSchemaless(attribute.String("service.name", "checkout"), attribute.String("api.key", "s3cret")),
 		resourcepublisher.WithAttributeFilter(attribute.NewDenyKeysFilter("api.key")),
 	)
@@ -73,7 +73,7 @@ func ExampleNewPublisher() {
 
 // Publish an attribute that is useful to external readers, but not part of the resource.
 func ExampleSetAttributes() {
-	pub, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.String("service.name", "checkout")))
+	pub, err := resourcepublisher.New(resource.NewSchemaless(attribute.String("service.name", "checkout")))
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -157,7 +157,7 @@ func publishUnderFilter(parent *childproc.Parent) {
 	}
 	parent.Must(childproc.Deny(rules...))
 	fds()
-	if _, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 1))); err != nil {
+	if _, err := resourcepublisher.New(resource.NewSchemaless(attribute.Int("n", 1))); err != nil {
 		parent.Send("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	} else {
 		parent.Send("published")
@@ -210,7 +210,7 @@ func TestFailedUpdateKeepsTheOldContext(t *testing.T) {
 }
 
 func failToUpdate(parent *childproc.Parent) {
-	p, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 1)))
+	p, err := resourcepublisher.New(resource.NewSchemaless(attribute.Int("n", 1)))
 	parent.Must(err)
 	parent.Send("published")
 	parent.Receive()

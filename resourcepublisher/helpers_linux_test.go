@@ -24,7 +24,7 @@ import (
 // publish publishes r until the end of the test.
 func publish(t *testing.T, r *resource.Resource, opts ...resourcepublisher.Option) *resourcepublisher.Publisher {
 	t.Helper()
-	p, err := resourcepublisher.NewPublisher(r, opts...)
+	p, err := resourcepublisher.New(r, opts...)
 	require.NoError(t, err)
 	withdrawAtEnd(t)
 	return p

@@ -32,7 +32,7 @@ func WithResource(r *resource.Resource, opts ...Option) sdktrace.TracerProviderO
 	if r == nil {
 		r = resource.Default()
 	}
-	if _, err := NewPublisher(providerResource(r), opts...); err != nil && !errors.Is(err, ErrDisabled) {
+	if _, err := New(providerResource(r), opts...); err != nil && !errors.Is(err, ErrDisabled) {
 		otel.Handle(err)
 	}
 	return sdktrace.WithResource(r)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
@@ -143,7 +144,7 @@ func TestWithResourceWhileDisabled(t *testing.T) {
 func TestResourceOfTheNewestProvider(t *testing.T) {
 	numbered := func(n int) *resource.Resource {
 		if n == 0 {
-			return resource.NewWithAttributes(strings.Repeat("x", resourcepublisher.MaxPayloadSize))
+			return resource.NewWithAttributes(strings.Repeat("x", wire.MaxProcessContextPayload))
 		}
 		return resource.NewSchemaless(attribute.Int("n", n))
 	}

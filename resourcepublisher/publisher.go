@@ -34,15 +34,15 @@ var (
 	ErrShutdown = errors.New("process context publisher is shut down")
 )
 
-// Publisher publishes the process context of this process, see [NewPublisher]. It is also a span
+// Publisher publishes the process context of this process, see [New]. It is also a span
 // processor, which ties the context to the lifetime of a TracerProvider.
 //
 // It is safe for concurrent use. The methods of a nil Publisher do nothing and return nil, except
 // that Update returns [ErrShutdown]: a service that could not publish can keep using the nil
-// Publisher that NewPublisher returned.
+// Publisher that New returned.
 type Publisher struct {
 	config config
-	// handle is set by NewPublisher or, if that has not returned yet or the Publisher was created for a
+	// handle is set by New or, if that has not returned yet or the Publisher was created for a
 	// provider that is instrumented without code, by Current.
 	handle atomic.Pointer[providers.Handle]
 	// updated is the resource that Update has chosen, or nil. It is guarded by providers.Lock.
@@ -79,12 +79,12 @@ type publication struct {
 	resource *resource.Resource
 	keep     attribute.Filter
 	// omitted is the number of attributes of resource that were left out to stay within
-	// MaxPayloadSize.
+	// the limit.
 	omitted int
 }
 
-// NewPublisher publishes r and the attributes set by [SetAttributes]. A nil r is treated as an
-// empty resource. Readers see the context as soon as NewPublisher returns. It replaces the context of
+// New publishes r and the attributes set by [SetAttributes]. A nil r is treated as an
+// empty resource. Readers see the context as soon as New returns. It replaces the context of
 // an earlier Publisher: see "Several providers" in the package documentation.
 //
 // The error wraps [ErrForeignContext] if another library has published a context, [ErrDisabled] if
@@ -95,7 +95,7 @@ type publication struct {
 // Attributes of r that the format cannot hold do not cause an error, but are reported to
 // [otel.Handle]. Invalid UTF-8 is replaced with U+FFFD, an attribute that cannot be encoded at all
 // is left out, and if the attributes are too large together, the largest ones are left out.
-func NewPublisher(r *resource.Resource, opts ...Option) (*Publisher, error) {
+func New(r *resource.Resource, opts ...Option) (*Publisher, error) {
 	if r == nil {
 		r = resource.Empty()
 	}
@@ -224,7 +224,7 @@ func (p *publication) withdraw() error {
 //
 // The error wraps [ErrShutdown] or [ErrTooLarge], or names the system call that failed. After
 // an error the old context is still published. Attributes that the format cannot hold do not cause
-// an error, see [NewPublisher].
+// an error, see [New].
 func (p *Publisher) Update(r *resource.Resource) error {
 	if p == nil {
 		return ErrShutdown

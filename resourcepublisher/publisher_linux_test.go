@@ -89,7 +89,7 @@ func TestPublishesTheResource(t *testing.T) {
 			assert.Equal(t, res.SchemaURL(), pc.SchemaURL())
 			assert.Equal(t, uint32(2), pc.Version)
 			assert.NotNil(t, pc.Resource)
-			assert.Positive(t, len(pc.Payload))
+			assert.NotEmpty(t, pc.Payload)
 			assert.Len(t, contextMappings(t, os.Getpid()), 1)
 			require.NoError(t, p.Update(resource.NewSchemaless(attribute.Int("a", 1))))
 			assert.Empty(t, read(t).SchemaURL())
@@ -168,11 +168,11 @@ func TestAttributesThatCannotBeEncoded(t *testing.T) {
 			assert.Empty(t, handled.Take(), "reported once for each resource")
 			require.NoError(t, p.Update(resource.NewSchemaless(service)))
 			require.NoError(t, p.Shutdown(t.Context()))
-			_, err := resourcepublisher.NewPublisher(bad)
+			_, err := resourcepublisher.New(bad)
 			require.NoError(t, err)
 			check()
 
-			// Unlike NewPublisher, SetAttributes returns an error.
+			// Unlike New, SetAttributes returns an error.
 			before := read(t)
 			require.Error(t, resourcepublisher.SetAttributes(append(tt.attributes, long)...))
 			assert.Equal(t, before, read(t))
@@ -186,15 +186,15 @@ func TestPayloadMayBeExactlyTheLimit(t *testing.T) {
 	}
 	p := publish(t, text(0))
 	handled := oteltest.HandledErrors(t)
-	n := resourcepublisher.MaxPayloadSize + 1
+	n := wire.MaxProcessContextPayload + 1
 	for left := 0; left == 0; left = len(attributes(t)) {
 		n--
 		require.NoError(t, p.Update(text(n)))
 	}
 	pc := read(t)
-	assert.Equal(t, resourcepublisher.MaxPayloadSize, len(pc.Payload))
+	assert.Len(t, pc.Payload, wire.MaxProcessContextPayload)
 	assert.Len(t, pc.Resource.GetAttributes()[0].GetValue().GetStringValue(), n)
-	assert.Len(t, handled.Take(), resourcepublisher.MaxPayloadSize-n)
+	assert.Len(t, handled.Take(), wire.MaxProcessContextPayload-n)
 
 	// No other attribute fits, and setting one changes nothing.
 	require.ErrorIs(t, resourcepublisher.SetAttributes(attribute.Int("n", 1)), resourcepublisher.ErrTooLarge)
@@ -240,7 +240,7 @@ func TestPublishingLeaksNothing(t *testing.T) {
 		return len(entries), runtime.NumGoroutine()
 	}
 	round := func() {
-		p, err := resourcepublisher.NewPublisher(resource.Default())
+		p, err := resourcepublisher.New(resource.Default())
 		require.NoError(t, err)
 		require.NoError(t, p.Update(resource.Empty()))
 		require.NoError(t, p.Shutdown(context.Background()))
@@ -324,7 +324,7 @@ func TestDisabling(t *testing.T) {
 			environment.Forget()
 			handled := oteltest.HandledErrors(t)
 			withdrawAtEnd(t)
-			p, err := resourcepublisher.NewPublisher(nil, tt.opts...)
+			p, err := resourcepublisher.New(nil, tt.opts...)
 			if tt.published {
 				require.NoError(t, err)
 			} else {
@@ -387,7 +387,7 @@ func TestForeignContextIsDetected(t *testing.T) {
 			*wire.ProcessContextHeaderIn(other.Bytes()) = tt.header
 			_ = other.Announce()
 
-			p, err := resourcepublisher.NewPublisher(nil)
+			p, err := resourcepublisher.New(nil)
 			if tt.foreign {
 				require.ErrorIs(t, err, resourcepublisher.ErrForeignContext)
 				require.ErrorContains(t, err, "OTEL_CTX")
@@ -398,7 +398,7 @@ func TestForeignContextIsDetected(t *testing.T) {
 				}
 				assert.Len(t, contextMappings(t, os.Getpid()), 1)
 				require.NoError(t, other.Close())
-				p, err = resourcepublisher.NewPublisher(nil)
+				p, err = resourcepublisher.New(nil)
 			}
 			require.NoError(t, err)
 			require.NoError(t, p.Shutdown(context.Background()))
@@ -424,7 +424,7 @@ func TestConcurrentUse(t *testing.T) {
 	wanted := int64(testenv.Rounds(100, 2000))
 	work := []func(int){
 		func(n int) {
-			_, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", n)))
+			_, err := resourcepublisher.New(resource.NewSchemaless(attribute.Int("n", n)))
 			check(err)
 			if err == nil {
 				published.Add(1)

@@ -16,7 +16,7 @@ import (
 )
 
 func TestUnsupported(t *testing.T) {
-	_, err := resourcepublisher.NewPublisher(resource.Empty())
+	_, err := resourcepublisher.New(resource.Empty())
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.NotNil(t, resourcepublisher.WithResource(resource.Empty()))
 }

@@ -111,7 +111,7 @@ func TestHeaderChangesWithoutATimestamp(t *testing.T) {
 // TestForkedPublisherTouchesNothing simulates a forked child that continues to run
 // Go. The child does not have the mapping, so a write to it would crash the child.
 func TestForkedPublisherTouchesNothing(t *testing.T) {
-	p, err := NewPublisher(nil)
+	p, err := New(nil)
 	require.NoError(t, err)
 	inherited := process.context.region
 	process.context.pid++

@@ -22,6 +22,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
@@ -124,7 +125,7 @@ func TestSpansAreAdvertisedSeparately(t *testing.T) {
 	withdraw := publishForeign(t)
 	assertSeparate(t, refresh(), spanAttribute)
 	require.NotNil(t, layout.Context)
-	_, err := resourcepublisher.NewPublisher(nil)
+	_, err := resourcepublisher.New(nil)
 	require.ErrorIs(t, err, resourcepublisher.ErrForeignContext)
 	more := attribute.StringSlice("threadlocal.attribute_key_map", []string{"key"})
 	setForTest(t, more)
@@ -133,7 +134,7 @@ func TestSpansAreAdvertisedSeparately(t *testing.T) {
 	assertSeparate(t, refresh(), spanAttribute, more)
 	require.Nil(t, layout.Context)
 
-	pub, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 1)))
+	pub, err := resourcepublisher.New(resource.NewSchemaless(attribute.Int("n", 1)))
 	require.NoError(t, err)
 	assert.Empty(t, separateMappings(t))
 	require.Same(t, refresh().Context, layout.Advertisement)
@@ -209,7 +210,7 @@ func TestRefusedAttributesOfSpans(t *testing.T) {
 	setForTest(t, spanAttribute)
 	require.ErrorContains(t, resourcepublisher.SetAttributes(attribute.String("threadlocal.schema_version", "other")), "reserved")
 	require.NoError(t, resourcepublisher.RemoveAttributes("threadlocal.schema_version"))
-	err := change([]attribute.KeyValue{attribute.String("threadlocal.large", strings.Repeat("x", resourcepublisher.MaxPayloadSize))}, nil)
+	err := change([]attribute.KeyValue{attribute.String("threadlocal.large", strings.Repeat("x", wire.MaxProcessContextPayload))}, nil)
 	require.ErrorIs(t, err, resourcepublisher.ErrTooLarge)
 	layout, err := open(t).ThreadLayout(t.Context())
 	require.NoError(t, err)

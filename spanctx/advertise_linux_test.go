@@ -103,7 +103,7 @@ func (a *advertiser) do(word string) (answer string, err error) {
 		a.opts = append(a.opts, withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), facts...)))
 
 	case "processor":
-		if a.processor, err = NewSpanProcessor(append([]Option{WithSpanNames(false)}, a.opts...)...); !a.hasTable {
+		if a.processor, err = New(append([]Option{WithSpanNames(false)}, a.opts...)...); !a.hasTable {
 			advertise.HideGoroutineTable()
 		}
 		a.opts, a.hasTable = nil, false
@@ -114,7 +114,7 @@ func (a *advertiser) do(word string) (answer string, err error) {
 	case "processor-down":
 		err = a.processor.Shutdown(ctx)
 	case "publisher":
-		a.publisher, err = resourcepublisher.NewPublisher(resource.Empty())
+		a.publisher, err = resourcepublisher.New(resource.Empty())
 	case "publisher-update":
 		err = a.publisher.Update(resource.NewSchemaless(attribute.String("service.name", "updated")))
 	case "publisher-down":

@@ -299,7 +299,7 @@ func TestAddAttributeKeys(t *testing.T) {
 		require.NoError(t, tp.Shutdown(context.Background()))
 	})
 	// A call that fails adds no keys.
-	_, err := NewSpanProcessor(WithAttributeKeys("d"), WithThreadSlots(false))
+	_, err := New(WithAttributeKeys("d"), WithThreadSlots(false))
 	require.ErrorContains(t, err, "WithThreadSlots")
 	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.carriers))
 	assert.Empty(t, *errs)
@@ -320,7 +320,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 	require.Len(t, *errs, 1)
 	require.ErrorContains(t, (*errs)[0], "publish attribute keys: 1 rejected, there are already 256")
 	require.NoError(t, s.processor.AddAttributeKeys("more", "and more", "key.7"))
-	other, err := NewSpanProcessor(WithAttributeKeys("yet more"))
+	other, err := New(WithAttributeKeys("yet more"))
 	require.NoError(t, err)
 	_, span := s.root() // the first provider is alive, too
 	require.NoError(t, other.Shutdown(context.Background()))
@@ -344,7 +344,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 	// AddAttributeKeys fails and changes nothing if the keys make the process context too large.
 	require.NoError(t, s.processor.Shutdown(context.Background()))
 	s = serve(t, WithAttributeKeys("a"))
-	publisher, err := resourcepublisher.NewPublisher(resource.Empty())
+	publisher, err := resourcepublisher.New(resource.Empty())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, publisher.Shutdown(context.Background())) })
 	require.ErrorIs(t, s.processor.AddAttributeKeys(attribute.Key(strings.Repeat("k", 1<<17))), resourcepublisher.ErrTooLarge)

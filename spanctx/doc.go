@@ -129,7 +129,7 @@
 // Operators can set most options by environment variables OTELCTX_SPAN_*: see the [table]. Options
 // in the code override them, except that [WithAttributeKeys] adds to the keys of the environment.
 // OTELCTX_SPANS_DISABLED=true makes [WithPublishing] do nothing, unless [WithEnabled] overrides it;
-// [NewSpanProcessor] ignores it. An invalid value is reported to [otel.Handle] once and otherwise
+// [New] ignores it. An invalid value is reported to [otel.Handle] once and otherwise
 // ignored.
 //
 // # Several providers
@@ -141,7 +141,7 @@
 // as old as the call that it was set up with. Spans are published as long as there is a provider, and
 // again when a provider that is alive starts a span.
 //
-// For this package, the calls are [WithPublishing], [PublishAll], [ForProvider] and [NewSpanProcessor]. While
+// For this package, the calls are [WithPublishing], [PublishAll], [ForProvider] and [New]. While
 // providers overlap, their spans are published together, with the options of the first one. Their
 // attribute keys are combined. Other options that differ have no effect, which is reported.
 //
@@ -177,7 +177,7 @@
 //
 // # Platforms
 //
-// Linux on amd64 and arm64. Elsewhere [NewSpanProcessor] returns an error that wraps
+// Linux on amd64 and arm64. Elsewhere [New] returns an error that wraps
 // [errors.ErrUnsupported], [WithPublishing] reports it, and the other functions publish nothing.
 // [Go], [Do] and [DialContext] still call the function passed to them.
 //

@@ -77,8 +77,8 @@ func ExampleWithPublishing() {
 	// no span
 }
 
-func ExampleNewSpanProcessor() {
-	p, err := spanctx.NewSpanProcessor(spanctx.WithLabels(spanctx.LabelsOff))
+func ExampleNew() {
+	p, err := spanctx.New(spanctx.WithLabels(spanctx.LabelsOff))
 	if err != nil {
 		fmt.Println(err) // the service continues without publishing
 		return
@@ -96,6 +96,30 @@ func ExampleNewSpanProcessor() {
 	// Output:
 	// requested carriers that are off: <nil>
 	// goroutine_table: the span: true, proven: true, sampled: true
+}
+
+// A service has two TracerProviders while it reloads its configuration. The spans of both are published,
+// until the last provider is shut down.
+func ExampleCurrent() {
+	former, reloaded := newProvider(), newProvider()
+	for _, tp := range []*sdktrace.TracerProvider{former, reloaded} {
+		_, span := tp.Tracer("shop").Start(context.Background(), "GET /cart")
+		show(span)
+		span.End()
+	}
+	former.Shutdown(context.Background())
+	_, span := reloaded.Tracer("shop").Start(context.Background(), "GET /cart")
+	show(span)
+	span.End()
+	fmt.Println(spanctx.Current().Stats().Carriers)
+	reloaded.Shutdown(context.Background())
+	fmt.Println("still publishing:", spanctx.Current() != nil)
+	// Output:
+	// goroutine_record: the span: true, proven: true, sampled: true
+	// goroutine_record: the span: true, proven: true, sampled: true
+	// goroutine_record: the span: true, proven: true, sampled: true
+	// [thread_slots goroutine_table goroutine_record]
+	// still publishing: false
 }
 
 // A pool worker publishes the span of the task that it works on.

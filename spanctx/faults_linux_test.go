@@ -32,7 +32,7 @@ func beDenied(parent *childproc.Parent) {
 	parent.Must(childproc.Deny(deniedCalls[denied]...))
 	startThreads()
 	before := heapInUse()
-	p, err := NewSpanProcessor()
+	p, err := New()
 	if err != nil {
 		parent.Send("failed: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 		return

@@ -115,7 +115,7 @@ type service struct {
 // serve sets up tracing with a new SpanProcessor until the end of the test.
 func serve(t testing.TB, opts ...Option) *service {
 	t.Helper()
-	p, err := NewSpanProcessor(opts...)
+	p, err := New(opts...)
 	require.NoError(t, err)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithIDGenerator(new(derivedIDs)))
 	t.Cleanup(func() {

@@ -155,7 +155,7 @@ func (c config) differs(other config) error {
 }
 
 // WithEnabled decides whether [WithPublishing] publishes spans, and overrides the
-// environment variable OTELCTX_SPANS_DISABLED. [NewSpanProcessor] always publishes.
+// environment variable OTELCTX_SPANS_DISABLED. [New] always publishes.
 func WithEnabled(on bool) Option {
 	return optionFunc(func(c *config) { c.enabled = on })
 }

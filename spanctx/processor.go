@@ -61,22 +61,33 @@ func apply(newest *providers.Reference) error {
 	return nil
 }
 
-// NewSpanProcessor returns a SpanProcessor that publishes the active span through the carriers
-// chosen by opts, and advertises them: in the process context of package resourcepublisher or,
-// while there is no process context, in a separate mapping. If that mapping cannot be created, the
-// reason goes to [otel.Handle].
+// Current returns the newest SpanProcessor that publishes spans, for example the one created by
+// [WithPublishing], or nil if there is none. Use it to call [SpanProcessor.Stats] or
+// [SpanProcessor.AddAttributeKeys], which do nothing for a nil SpanProcessor.
+func Current() *SpanProcessor {
+	defer providers.Lock()()
+	newest := providers.Spans.Newest()
+	if newest == nil || current.Load() == nil {
+		return nil
+	}
+	return newest.Handle.Owner.(*SpanProcessor) //nolint:errcheck,forcetypeassert // the same
+}
+
+// New returns a SpanProcessor that publishes the active span through the carriers chosen by opts, and
+// advertises them: in the process context of package resourcepublisher or, while there is no process
+// context, in a separate mapping. If that mapping cannot be created, the reason goes to [otel.Handle].
 //
 // All SpanProcessors of a process publish together, with the options of the first one. Keys of
-// [WithAttributeKeys] are combined. If another option differs, NewSpanProcessor fails and names it.
+// [WithAttributeKeys] are combined. If another option differs, New fails and names it.
 //
 // A carrier stays off if this Go runtime does not support it or if the kernel refuses to map its memory;
 // [SpanProcessor.Stats] has the reason. The goroutine table and slots of layout 2 also need the span
 // table. If goroutine ids cannot be read in this version of Go, thread slots name the span that was last
-// published on the thread, and everything else is off. If no carrier works, NewSpanProcessor fails. The
+// published on the thread, and everything else is off. If no carrier works, New fails. The
 // error wraps [errors.ErrUnsupported] if nothing can be published on this platform. Otherwise it says
 // which option is invalid or differs, why no carrier is on, or why the advertisement cannot be
 // published.
-func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
+func New(opts ...Option) (*SpanProcessor, error) {
 	if err := differs(opts); err != nil {
 		return nil, err
 	}
@@ -115,9 +126,9 @@ func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 	return sdktrace.WithSpanProcessor(ForProvider(opts...))
 }
 
-// ForProvider is [NewSpanProcessor] for programs that run with or without profilers: errors go to
-// [otel.Handle], and so does the reason for each carrier that stays off. The provider works in any case.
-// If nothing can be published, the result is nil. Use ForProvider for a provider that already exists:
+// ForProvider is [New] for programs that run with or without profilers: errors go to [otel.Handle], and
+// so does the reason for each carrier that stays off. The provider works in any case. If nothing can be
+// published, the result is nil. Use ForProvider for a provider that already exists:
 //
 //	tp.RegisterSpanProcessor(spanctx.ForProvider())
 //

@@ -35,7 +35,7 @@ func TestSeveralProcessors(t *testing.T) {
 		for i := range processors {
 			all.Go(func() {
 				var err error
-				processors[i], err = NewSpanProcessor(WithSlotCapacity(64))
+				processors[i], err = New(WithSlotCapacity(64))
 				assert.NoError(t, err)
 			})
 			all.Go(func() {
@@ -49,7 +49,7 @@ func TestSeveralProcessors(t *testing.T) {
 		all.Wait()
 		p := current.Load()
 		require.NotNil(t, p)
-		_, err := NewSpanProcessor(WithSlotCapacity(128))
+		_, err := New(WithSlotCapacity(128))
 		require.EqualError(t, err, "active spans are already published with other options: WithSlotCapacity")
 		tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processors[0]))
 		_, span := tp.Tracer("").Start(context.Background(), "span")
@@ -213,7 +213,7 @@ func TestCarriers(t *testing.T) {
 		"goroutine_table goroutine_record":              {WithThreadSlots(true), WithThreadSlots(false)},
 		"goroutine_table":                               {WithThreadSlots(false), WithLabels(LabelsOff)},
 	} {
-		p, err := NewSpanProcessor(opts...)
+		p, err := New(opts...)
 		require.NoError(t, err)
 		assert.Equal(t, Stats{Carriers: strings.Fields(want)}, p.Stats())
 		require.NoError(t, p.Shutdown(context.Background()))
@@ -322,7 +322,7 @@ func TestNilProcessor(t *testing.T) {
 
 // Shutdown withdraws published spans, even with a canceled context.
 func TestShutdown(t *testing.T) {
-	processor, err := NewSpanProcessor()
+	processor, err := New()
 	require.NoError(t, err)
 	p := current.Load()
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor))

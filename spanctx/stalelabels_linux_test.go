@@ -19,7 +19,7 @@ import (
 // TestRecordOfFormerProcessorNamesNoSpan checks that a record which a goroutine still has after
 // Shutdown does not name spans of the next SpanProcessor.
 func TestRecordOfFormerProcessorNamesNoSpan(t *testing.T) {
-	former, err := NewSpanProcessor()
+	former, err := New()
 	require.NoError(t, err)
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(former))
 	apart(func() {
@@ -84,7 +84,7 @@ func (s *service) assertPublished(t *testing.T, span trace.Span) {
 // labels from the goroutine, even with LabelsKept, but does not remove the labels of a later
 // SpanProcessor.
 func TestEndAfterShutdownRestoresLabels(t *testing.T) {
-	former, err := NewSpanProcessor(WithLabels(LabelsKept))
+	former, err := New(WithLabels(LabelsKept))
 	require.NoError(t, err)
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(former))
 	apart(func() {

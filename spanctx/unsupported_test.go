@@ -18,7 +18,7 @@ import (
 
 func TestUnsupported(t *testing.T) {
 	for _, opts := range [][]Option{nil, {WithThreadSlots(false)}, {WithDatadogLayout()}} {
-		p, err := NewSpanProcessor(opts...)
+		p, err := New(opts...)
 		assert.Nil(t, p)
 		assert.ErrorIs(t, err, errors.ErrUnsupported)
 	}

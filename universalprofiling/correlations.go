@@ -53,8 +53,8 @@ type Stats struct {
 	// messages of unknown types.
 	Malformed, UnknownTypes uint64
 	// UnknownTransactions counts correlations whose transaction is unknown or has already been
-	// exported. Early counts correlations that arrived while there was no exporter or, in mode
-	// Auto, before a registration.
+	// exported. Early counts correlations that arrived while there was no exporter or, in
+	// [ModeAuto], before a registration.
 	UnknownTransactions, Early uint64
 	// Dropped counts samples that were discarded because of the limits for one transaction or for
 	// all.
@@ -122,12 +122,12 @@ const firstSweep = 1 << 10
 
 func (c *correlations) start(t *spantable.Table, s settings) {
 	c.table = t
-	c.registered.Store(s.mode == Enabled)
+	c.registered.Store(s.mode == ModeEnabled)
 	c.delay.Store(int64(min(defaultDelay, s.maxDelay)))
 	c.samples, c.sweepAt = map[sdkspan.Key]*samples{}, firstSweep
 	// Use twice the size of the queue, because as many transactions again may be on their way to
 	// the exporter.
-	c.ended = newEndedTransactions(2 * max(DefaultBufferSize, s.bufferSize))
+	c.ended = newEndedTransactions(2 * max(defaultBufferSize, s.bufferSize))
 }
 
 // enabled reports whether transactions are correlated.

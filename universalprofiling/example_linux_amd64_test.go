@@ -40,7 +40,7 @@ func Example() {
 		sdktrace.WithResource(res),
 		universalprofiling.WithIntegration(
 			universalprofiling.WithResource(res),
-			universalprofiling.WithMode(universalprofiling.Enabled),
+			universalprofiling.WithMode(universalprofiling.ModeEnabled),
 		),
 		sdktrace.WithBatcher(universalprofiling.NewExporter(printer{})),
 	)
@@ -64,7 +64,7 @@ func ExampleNew() {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	integration, err := universalprofiling.New(
-		universalprofiling.WithMode(universalprofiling.Enabled),
+		universalprofiling.WithMode(universalprofiling.ModeEnabled),
 		universalprofiling.WithSocketDir(dir),
 	)
 	if err != nil {
@@ -73,7 +73,7 @@ func ExampleNew() {
 	}
 	tp := sdktrace.NewTracerProvider(
 		sdktrace.WithSpanProcessor(integration),
-		sdktrace.WithBatcher(integration.NewExporter(printer{})),
+		sdktrace.WithBatcher(universalprofiling.NewExporter(printer{})),
 	)
 	_, span := tp.Tracer("example").Start(context.Background(), "request")
 	span.End()

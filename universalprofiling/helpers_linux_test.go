@@ -108,14 +108,14 @@ func newService(t testing.TB, opts ...Option) *service {
 func newServiceWith(t testing.TB, more []sdktrace.TracerProviderOption, opts ...Option) *service {
 	t.Helper()
 	supported(t)
-	i, err := New(append([]Option{WithSocketDir(testenv.ShortDir(t)), WithMode(Enabled)}, opts...)...)
+	i, err := New(append([]Option{WithSocketDir(testenv.ShortDir(t)), WithMode(ModeEnabled)}, opts...)...)
 	require.NoError(t, err)
 	s := &service{integration: current.Load(), processor: i, t: t, exported: newRecorder()}
 	if s.integration != nil { // otherwise it is disabled
 		s.cells, _ = s.path.Spans()
 	}
 	s.provider = sdktrace.NewTracerProvider(append([]sdktrace.TracerProviderOption{
-		sdktrace.WithSpanProcessor(i), sdktrace.WithSyncer(i.NewExporter(s.exported)),
+		sdktrace.WithSpanProcessor(i), sdktrace.WithSyncer(NewExporter(s.exported)),
 	}, more...)...)
 	s.tracer = s.provider.Tracer("test")
 	t.Cleanup(func() {
@@ -128,7 +128,7 @@ func newServiceWith(t testing.TB, more []sdktrace.TracerProviderOption, opts ...
 // second registers a second exporter.
 func (s *service) second() (*recorder, sdktrace.SpanExporter) {
 	r := newRecorder()
-	e := s.processor.NewExporter(r)
+	e := NewExporter(r)
 	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(e))
 	return r, e
 }

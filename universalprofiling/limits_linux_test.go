@@ -58,7 +58,7 @@ func TestManyProviders(t *testing.T) {
 	var memory uint64
 	r := newRecorder()
 	for n := range testenv.Rounds(50, 1_000) {
-		tp := sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(dir), WithMode(Enabled)), sdktrace.WithBatcher(NewExporter(r)))
+		tp := sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(dir), WithMode(ModeEnabled)), sdktrace.WithBatcher(NewExporter(r)))
 		ctx, span := tp.Tracer("test").Start(t.Context(), "span")
 		a := spanpath.Attach(ctx)
 		a.Detach()

@@ -117,7 +117,7 @@ func TestEveryOrder(t *testing.T) {
 					if exporterFirst {
 						e = NewExporter(r)
 					}
-					opts := []Option{WithSocketDir(dir), WithMode(Enabled)}
+					opts := []Option{WithSocketDir(dir), WithMode(ModeEnabled)}
 					integration := []sdktrace.TracerProviderOption{WithIntegration(opts...)}
 					if twice {
 						integration = append(integration, WithIntegration(opts...))
@@ -176,7 +176,7 @@ func TestMissingHalves(t *testing.T) {
 	require.NoError(t, tp.Shutdown(t.Context()))
 
 	supported(t)
-	tp = sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(testenv.ShortDir(t)), WithMode(Enabled)))
+	tp = sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(testenv.ShortDir(t)), WithMode(ModeEnabled)))
 	i := current.Load()
 	_, span := tp.Tracer("test").Start(t.Context(), "span")
 	for range 2 {

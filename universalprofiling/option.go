@@ -25,24 +25,24 @@ type optionFunc func(config) config
 
 func (f optionFunc) apply(c config) config { return f(c) }
 
-// Mode is the mode of the integration: [Auto], [Enabled] or [Disabled].
+// Mode is the mode of the integration: see [WithMode].
 type Mode int
 
 const (
-	// Auto publishes spans at once, but correlates and delays transactions only after a profiler
+	// ModeAuto publishes spans at once, but correlates and delays transactions only after a profiler
 	// has registered.
-	Auto Mode = iota
-	// Enabled publishes spans, and correlates and delays transactions, from the start.
-	Enabled
-	// Disabled does nothing.
-	Disabled
+	ModeAuto Mode = iota
+	// ModeEnabled publishes spans, and correlates and delays transactions, from the start.
+	ModeEnabled
+	// ModeDisabled does nothing.
+	ModeDisabled
 )
 
-// DefaultBufferSize is the default maximum number of waiting transactions, see [WithBufferSize].
-const DefaultBufferSize = 8096
-
-// DefaultMaxDelay is the default limit for the delay of transactions, see [WithMaxDelay].
-const DefaultMaxDelay = 30 * time.Second
+// Defaults of [WithBufferSize] and [WithMaxDelay].
+const (
+	defaultBufferSize = 8096
+	defaultMaxDelay   = 30 * time.Second
+)
 
 // maxBufferSize guards against mistakes: each waiting transaction takes at least a kilobyte.
 const maxBufferSize = 1 << 20
@@ -82,7 +82,7 @@ func newSettings(opts []Option) settings {
 	for _, o := range opts {
 		c = o.apply(c)
 	}
-	s := settings{mode: Auto, bufferSize: DefaultBufferSize, maxDelay: DefaultMaxDelay, runtime: c.runtime}
+	s := settings{mode: ModeAuto, bufferSize: defaultBufferSize, maxDelay: defaultMaxDelay, runtime: c.runtime}
 	if c.resource != nil {
 		// The TracerProvider merges resources in the same way, and reports the error.
 		s.resource, _ = resource.Merge(resource.Environment(), c.resource)
@@ -96,15 +96,15 @@ func newSettings(opts []Option) settings {
 		switch v := strings.TrimSpace(os.Getenv(enabledKey)); strings.ToLower(v) {
 		case "", "auto":
 		case "true":
-			s.mode = Enabled
+			s.mode = ModeEnabled
 		case "false":
-			s.mode = Disabled
+			s.mode = ModeDisabled
 		default:
 			invalid(enabledKey, v, wantMode, "auto")
 		}
-	} else if s.mode = *c.mode; s.mode < Auto || s.mode > Disabled {
-		invalid("WithMode", int(s.mode), "Enabled, Disabled or Auto", "Auto")
-		s.mode = Auto
+	} else if s.mode = *c.mode; s.mode < ModeAuto || s.mode > ModeDisabled {
+		invalid("WithMode", int(s.mode), "ModeEnabled, ModeDisabled or ModeAuto", "ModeAuto")
+		s.mode = ModeAuto
 	}
 
 	wantSize := "a number from 1 to " + strconv.Itoa(maxBufferSize)
@@ -113,17 +113,17 @@ func newSettings(opts []Option) settings {
 	case c.bufferSize != nil && valid(*c.bufferSize):
 		s.bufferSize = *c.bufferSize
 	case c.bufferSize != nil:
-		invalid("WithBufferSize", *c.bufferSize, wantSize, DefaultBufferSize)
+		invalid("WithBufferSize", *c.bufferSize, wantSize, defaultBufferSize)
 	case v != "":
 		if n, err := strconv.Atoi(v); err == nil && valid(n) {
 			s.bufferSize = n
 		} else {
-			invalid(bufferSizeKey, v, wantSize, DefaultBufferSize)
+			invalid(bufferSizeKey, v, wantSize, defaultBufferSize)
 		}
 	}
 
 	if c.maxDelay < 0 {
-		invalid("WithMaxDelay", c.maxDelay, "a positive duration", DefaultMaxDelay)
+		invalid("WithMaxDelay", c.maxDelay, "a positive duration", defaultMaxDelay)
 	} else if c.maxDelay > 0 {
 		s.maxDelay = c.maxDelay
 	}
@@ -132,7 +132,7 @@ func newSettings(opts []Option) settings {
 	if c.socketDir != nil {
 		s.socketDir = *c.socketDir
 	}
-	if s.runtime == nil && s.mode != Disabled {
+	if s.runtime == nil && s.mode != ModeDisabled {
 		s.runtime = goruntime.Calibrate()
 	}
 	return s
@@ -168,7 +168,7 @@ func WithBufferSize(transactions int) Option {
 // WithMaxDelay limits the time that transactions wait for stack traces. If a profiler asks for a
 // longer delay, they wait for d, and the request is reported to [otel.Handle], but not a second
 // time with the same delay. The limit protects against other processes of the same user, any of
-// which can ask for a delay. 0 stands for [DefaultMaxDelay].
+// which can ask for a delay. The default, for which 0 stands, too, is 30 seconds.
 func WithMaxDelay(d time.Duration) Option {
 	return optionFunc(func(c config) config {
 		c.maxDelay = d

@@ -106,7 +106,7 @@ func New(opts ...Option) (*Integration, error) {
 func newWith(s settings) (*Integration, error) {
 	requested.Store(true)
 	i := &Integration{settings: s}
-	if s.mode == Disabled {
+	if s.mode == ModeDisabled {
 		return i, nil
 	}
 	done.Lock()   // wait until the last integration has been shut down
@@ -121,7 +121,7 @@ func newWith(s settings) (*Integration, error) {
 // differs returns an error if s differs from the settings with which spans are published.
 func differs(s settings) error {
 	i := current.Load()
-	if i == nil || s.mode == Disabled {
+	if i == nil || s.mode == ModeDisabled {
 		return nil
 	}
 	if first := i.settings; s.mode == first.mode && s.socketDir == first.socketDir && s.bufferSize == first.bufferSize && s.maxDelay == first.maxDelay {
@@ -156,14 +156,6 @@ func ForProvider(opts ...Option) *Integration {
 		otel.Handle(err)
 	}
 	return i
-}
-
-// NewExporter is like the function [NewExporter], but returns next if i is disabled.
-func (i *Integration) NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
-	if i == nil || i.handle == nil {
-		return next
-	}
-	return NewExporter(next)
 }
 
 // Stats returns the current counts. They are shared by all Integrations that publish together.

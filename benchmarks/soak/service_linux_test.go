@@ -144,7 +144,7 @@ func newService(o order) (*service, error) {
 		return nil, err
 	}
 	s.integration, err = universalprofiling.New(
-		universalprofiling.WithMode(universalprofiling.Enabled), universalprofiling.WithSocketDir(o.Directory),
+		universalprofiling.WithMode(universalprofiling.ModeEnabled), universalprofiling.WithSocketDir(o.Directory),
 		universalprofiling.WithResource(generation(0)),
 	)
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -158,7 +158,7 @@ func newService(o order) (*service, error) {
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
 		spanctx.WithPublishing(spanctx.WithSlotCapacity(o.Capacity)),
 		sdktrace.WithSpanProcessor(s.integration),
-		sdktrace.WithBatcher(s.integration.NewExporter(s.exporter)),
+		sdktrace.WithBatcher(universalprofiling.NewExporter(s.exporter)),
 		// The ledger is last, so that a span is no longer published when its end is recorded.
 		sdktrace.WithSpanProcessor(s.ledger),
 	)

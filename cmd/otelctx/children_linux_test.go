@@ -94,7 +94,7 @@ func publisherRole(parent *childproc.Parent) {
 	parent.Must(resourcepublisher.SetAttributes(
 		attribute.Map("nested", attribute.Bool("yes", true), attribute.ByteSlice("bytes", []byte{1, 2, 3})),
 	))
-	_, err := resourcepublisher.NewPublisher(resource.NewWithAttributes("https://opentelemetry.io/schemas/1.43.0",
+	_, err := resourcepublisher.New(resource.NewWithAttributes("https://opentelemetry.io/schemas/1.43.0",
 		attribute.String("service.name", o.Name),
 		attribute.String("service.version", "1.2.3"),
 		attribute.String("service.instance.id", o.Instance),

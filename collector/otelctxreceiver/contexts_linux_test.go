@@ -224,7 +224,7 @@ func TestProcessesWithoutSamplesAreForgotten(t *testing.T) {
 }
 
 func TestEnricher(t *testing.T) {
-	p, err := resourcepublisher.NewPublisher(resource.NewSchemaless(
+	p, err := resourcepublisher.New(resource.NewSchemaless(
 		attribute.String("service.name", "shop"), attribute.StringSlice("list", []string{"a", "b"}),
 		attribute.Bool("bool", true), attribute.Int("int", 1), attribute.Float64("double", 1.5),
 		attribute.Int("process.pid", 1), attribute.String("container.id", "claimed")))

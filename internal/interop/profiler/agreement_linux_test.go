@@ -179,7 +179,7 @@ func (s *subject) showsNothing() {
 func (s *subject) publish() *resourcepublisher.Publisher {
 	s.t.Helper()
 	kvs, want := split(everyType)
-	pub, err := resourcepublisher.NewPublisher(resource.NewWithAttributes(schemaURL, kvs...))
+	pub, err := resourcepublisher.New(resource.NewWithAttributes(schemaURL, kvs...))
 	require.NoError(s.t, err)
 	s.shows(&processcontextpb.ProcessContext{
 		Resource: &resourcepb.Resource{Attributes: want}, Attributes: []*commonpb.KeyValue{keyValue(schemaURLKey, str(schemaURL))},

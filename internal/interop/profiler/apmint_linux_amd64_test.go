@@ -65,10 +65,10 @@ func serveIntegrated(parent *childproc.Parent) {
 	parent.Must(err)
 	res := resource.NewSchemaless(attribute.String("service.name", "shop"))
 	integration, err := universalprofiling.New(
-		universalprofiling.WithMode(universalprofiling.Enabled), universalprofiling.WithResource(res))
+		universalprofiling.WithMode(universalprofiling.ModeEnabled), universalprofiling.WithResource(res))
 	parent.Must(err)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithResource(res),
-		sdktrace.WithSpanProcessor(integration), sdktrace.WithBatcher(integration.NewExporter(exporter)))
+		sdktrace.WithSpanProcessor(integration), sdktrace.WithBatcher(universalprofiling.NewExporter(exporter)))
 	ctx, transaction := tp.Tracer("test").Start(context.Background(), "transaction")
 	_, child := tp.Tracer("test").Start(ctx, "child")
 	say := func(span trace.Span) {

@@ -114,7 +114,7 @@ const longestPause = 500 * time.Microsecond
 // from the parent it updates until it is killed.
 func publishIncessantly(parent *childproc.Parent) {
 	parent.AdmitReaders()
-	pub, err := resourcepublisher.NewPublisher(numbered(0))
+	pub, err := resourcepublisher.New(numbered(0))
 	parent.Must(err)
 	parent.Send("published")
 	parent.Receive()

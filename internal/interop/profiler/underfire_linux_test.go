@@ -100,7 +100,7 @@ func TestUnderFire(t *testing.T) {
 		"official reader": {officialReader, processcontext.ErrConcurrentUpdate},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pub, err := resourcepublisher.NewPublisher(numbered(0))
+			pub, err := resourcepublisher.New(numbered(0))
 			require.NoError(t, err)
 			t.Cleanup(func() { assert.NoError(t, pub.Shutdown(context.Background())) })
 			read := test.read(t, os.Getpid())

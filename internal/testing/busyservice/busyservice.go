@@ -128,7 +128,7 @@ func Start(words ...string) (*Service, error) {
 	b.started, b.inC, b.forged, b.foreign = b.has(Started), b.has(InC), b.has(Forged), b.has(Foreign)
 	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(&b.ids)).Tracer("busyservice"), nil})
 	if b.has(ResourceFirst) {
-		if _, err := resourcepublisher.NewPublisher(theResource()); err != nil {
+		if _, err := resourcepublisher.New(theResource()); err != nil {
 			return nil, err
 		}
 	}
@@ -266,7 +266,7 @@ func (b *Service) publish() error {
 	if b.has(Layout1) {
 		opts = append(opts, spanctx.WithDatadogLayout())
 	}
-	processor, err := spanctx.NewSpanProcessor(opts...)
+	processor, err := spanctx.New(opts...)
 	if err == nil {
 		err = processor.Stats().Off
 	}

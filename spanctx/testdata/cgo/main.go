@@ -93,13 +93,13 @@ func main() {
 	for _, arg := range os.Args[1:] {
 		record, goroutines = record || arg == "record", goroutines || arg == "goroutines"
 	}
-	_, err := resourcepublisher.NewPublisher(resource.Empty())
+	_, err := resourcepublisher.New(resource.Empty())
 	must(err)
 	labels := spanctx.LabelsOff
 	if record {
 		labels = spanctx.LabelsAuto
 	}
-	p, err := spanctx.NewSpanProcessor(spanctx.WithLabels(labels))
+	p, err := spanctx.New(spanctx.WithLabels(labels))
 	must(errors.Join(err, p.Stats().Off))
 	if !goroutines {
 		advertise.HideGoroutineTable()

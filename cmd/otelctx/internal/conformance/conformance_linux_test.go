@@ -45,7 +45,7 @@ func update(parent *childproc.Parent) {
 	named := func(version int) *resource.Resource {
 		return resource.NewSchemaless(otelattribute.String("service.name", "updating"), otelattribute.Int("version", version))
 	}
-	publisher, err := resourcepublisher.NewPublisher(named(0))
+	publisher, err := resourcepublisher.New(named(0))
 	parent.Must(err)
 	parent.Send("ready")
 	for version := 1; ; version++ {

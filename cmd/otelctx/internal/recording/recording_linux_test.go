@@ -243,7 +243,7 @@ func asking(t *testing.T, replaced error) (ask func(encoded ...byte) []reader.Th
 // publishNames publishes the name of an attribute until the end of the test.
 func publishNames(t *testing.T) {
 	t.Helper()
-	publisher, err := resourcepublisher.NewPublisher(resource.Empty())
+	publisher, err := resourcepublisher.New(resource.Empty())
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, publisher.Shutdown(context.Background())) })
 	require.NoError(t, advertise.Change([]attribute.KeyValue{attribute.StringSlice("threadlocal.attribute_key_map", []string{"http.app"})}, nil))

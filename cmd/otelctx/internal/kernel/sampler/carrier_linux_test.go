@@ -121,9 +121,9 @@ func labelsRole(parent *childproc.Parent) {
 	order, _ := parent.Receive()
 	var sets [][]string
 	parent.Must(json.Unmarshal([]byte(order), &sets))
-	processor, err := spanctx.NewSpanProcessor(spanctx.WithLabels(spanctx.LabelsOff))
+	processor, err := spanctx.New(spanctx.WithLabels(spanctx.LabelsOff))
 	parent.Must(errors.Join(err, processor.Stats().Off))
-	_, err = resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.String("service.name", "labels")))
+	_, err = resourcepublisher.New(resource.NewSchemaless(attribute.String("service.name", "labels")))
 	parent.Must(err)
 	labelled := make(chan struct{})
 	go func() {

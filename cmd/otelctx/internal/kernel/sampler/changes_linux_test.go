@@ -129,7 +129,7 @@ func publicationsRole(parent *childproc.Parent) {
 		parent.Send("told of a name that is no publisher's")
 		return
 	}
-	publisher, err := resourcepublisher.NewPublisher(resource.Empty())
+	publisher, err := resourcepublisher.New(resource.Empty())
 	parent.Must(err)
 	var c Change
 	for range 2 { // publications
