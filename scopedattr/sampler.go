@@ -88,9 +88,9 @@ func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scoped []attribute
 	return result
 }
 
-// below adds the attributes of under to those of over, except for keys that over already has. It
-// returns the complete list, all, and the added attributes, missing. The two share no memory with
-// each other or with over, because samplers may sort the attributes they get.
+// below appends the attributes of under to over, except for keys that over already has. It returns
+// the complete list, all, and the added attributes, missing. The two share no memory with each
+// other or with over, because samplers may sort the attributes they get.
 func below(over, under []attribute.KeyValue) (all, missing []attribute.KeyValue) {
 	list := make([]attribute.KeyValue, len(over), len(over)+2*len(under))
 	copy(list, over)

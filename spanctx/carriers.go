@@ -154,7 +154,7 @@ func (c *carriers) stats() Stats {
 	return s
 }
 
-// addKeys adds attribute keys to those that are published. The lock of package providers is held.
+// addKeys adds to the published attribute keys. The lock of package providers is held.
 func (c *carriers) addKeys(keys []attribute.Key) error {
 	old := c.path.Features().Keys
 	more, refused := old.Append(c.removeReservedKeys(keys)...)

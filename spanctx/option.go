@@ -228,10 +228,9 @@ func WithSlotCapacity(slots int) Option {
 // nothing.
 //
 // Values that are not strings are formatted by [attribute.Value.String]. All values are cut to 255
-// bytes, at a character boundary. The attributes of a span take at most 612
-// bytes in the goroutine record, and at most [WithSlotAttributeSpace] bytes in slots; each
-// attribute takes two bytes more than its value. Attributes are added in the order of the keys, and
-// those that do not fit are omitted.
+// bytes, at a character boundary. The attributes of a span take at most 612 bytes in the goroutine
+// record, and at most [WithSlotAttributeSpace] bytes in slots; each attribute takes two bytes more
+// than its value. Attributes are added in the order of the keys, and omitted if they do not fit.
 //
 // Attributes in the goroutine record are also profiler labels, within the limits of profilers: keys
 // of at most 15 bytes, values cut to 47 bytes, and at most ten labels including trace_id, span_id

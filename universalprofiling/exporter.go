@@ -225,8 +225,8 @@ func (e *exporter) rearm() {
 	e.arm()
 }
 
-// release exports all transactions, or those that are due if all is false. If ctx ends first, the
-// rest stays in the queue.
+// release exports all transactions, or if all is false, only transactions that are due. If ctx ends
+// first, the rest stays in the queue.
 func (e *exporter) release(ctx context.Context, all bool) error {
 	if err := e.lock(ctx); err != nil {
 		e.rearm() //nolint:contextcheck // as above

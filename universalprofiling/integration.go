@@ -27,7 +27,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// integration is what an [Integration] has while spans are published.
+// integration holds everything that exists only while spans are published. All [Integration] values
+// share it.
 type integration struct {
 	settings settings
 	path     *spanpath.Path

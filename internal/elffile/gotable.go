@@ -27,7 +27,7 @@ const (
 // These limits bound the work and the size of results when an untrusted table is read.
 const (
 	maxGoFunctions   = 1 << 24
-	maxGoSteps       = 1 << 18 // entries of a function's table by program counter
+	maxGoSteps       = 1 << 18 // entries of one of a function's pc-value tables
 	maxGoInlineDepth = 64
 )
 

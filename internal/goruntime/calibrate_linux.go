@@ -387,7 +387,7 @@ func (c *calibrator) conclude() (facts [numFacts]fact) {
 	return facts
 }
 
-// confirm returns the facts of r, but refuses those that are wrong for the calling goroutine and
+// confirm returns the facts of r, but refuses facts that are wrong for the calling goroutine and
 // thread. It loads values in the same way as callers of this package. This is sound, because the
 // peeker has already read the same offsets on other goroutines and threads.
 func (c *calibrator) confirm(r *Runtime) [numFacts]fact {

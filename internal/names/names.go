@@ -26,7 +26,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Capacity is the number of entries in the table. Entry 0 stands for no name.
+// Capacity is the number of entries in the table. Entry 0 means no name.
 const Capacity = 1 << 12
 
 // blockSize is the number of names in a block of texts.

@@ -47,8 +47,8 @@ func (f FS) CallersID(pid, tid int) (int, error) {
 	return thread[level], nil
 }
 
-// is reports whether the process pid of the file system is the one that system calls of this process
-// know as callersID.
+// is reports whether the process pid of the file system is the process that system calls of this
+// process know as callersID.
 func (f FS) is(pid, callersID int) bool {
 	fd, err := unix.PidfdOpen(callersID, 0)
 	if err != nil {

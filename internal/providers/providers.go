@@ -129,7 +129,8 @@ type Handle struct {
 // Reference is a provider's claim that something stays published.
 type Reference struct {
 	Handle *Handle
-	// Resource is the provider's resource, or the one that is expected. It is nil if it is not known yet.
+	// Resource is the provider's resource, or the resource of the provider that is expected to start. It
+	// is nil while it is unknown.
 	Resource *resource.Resource
 	// Number identifies the provider, in all publications. It is not 0, except for provisional references.
 	Number uint16
@@ -206,7 +207,7 @@ func (h *Handle) newerThan(other *Handle) bool {
 	return h.number > other.number
 }
 
-// insert adds a reference behind those of the same age, and drops provisional ones that are older.
+// insert adds a reference behind all references of the same age, and drops older provisional ones.
 func (p *Publication) insert(r *Reference) {
 	i := len(p.references)
 	for i > 0 && p.references[i-1].Handle.newerThan(r.Handle) {
@@ -438,7 +439,7 @@ func isDown(tp *sdktrace.TracerProvider) bool {
 }
 
 // dropGone drops the references of providers that have been shut down or collected. It returns the
-// handles of those that have been shut down.
+// handles of providers that have been shut down.
 func dropGone() (down []*Handle) {
 	for _, p := range all {
 		p.drop(func(r *Reference) bool {
@@ -460,7 +461,7 @@ func dropGone() (down []*Handle) {
 
 // Shutdown drops the references of all providers that are gone, and the handle's provisional one. The
 // caller is the processor's Shutdown, and does not know which provider has called it. The result joins
-// the errors of what is withdrawn or published instead.
+// the errors from withdrawing and publishing.
 func (h *Handle) Shutdown() error {
 	defer Lock()()
 	if down := dropGone(); !slices.Contains(down, h) && !h.countShutdown() && !calledByProvider() {

@@ -54,8 +54,8 @@ var resourceField = func() (f struct {
 	return f
 }()
 
-// Resource returns the resource of tp. The SDK itself tells it only to those who have a recorded span.
-// known is false if it cannot be read from this release of the SDK.
+// Resource returns the resource of tp. The SDK's API has it only in recorded spans. known is false if
+// it cannot be read from this release of the SDK.
 //
 // Sound: the offset is that of a field of this type and name, tp keeps the provider alive, and the SDK
 // sets the field before NewTracerProvider returns and never again.

@@ -97,8 +97,8 @@ func LeaveInherited() Attachment {
 	return a
 }
 
-// Refresh publishes the calling goroutine's span again if it is the span of ctx. If anySpan is true, the
-// goroutine's span may be another one. It does nothing if there is no path.
+// Refresh publishes the calling goroutine's span again if it is the span of ctx. If anySpan is true, it
+// does so even if the goroutine is in another span. It does nothing if there is no path.
 func Refresh(ctx context.Context, anySpan bool) {
 	p := current.Load()
 	if p == nil {

@@ -6,9 +6,8 @@
 // universalprofiling.
 //
 // A process has at most one [Path]. It always has a span table and a goroutine table. Its [Features] say what
-// else it publishes: goroutine records, and what is stored for the thread that a goroutine runs on,
-// namely the thread slots and Elastic's thread records. The packages turn features on and off while
-// spans start and end.
+// else it publishes: goroutine records, thread slots and Elastic's thread records. The packages turn features
+// on and off while spans start and end.
 package spanpath
 
 import (
@@ -157,7 +156,7 @@ func ProviderGone(r *providers.Reference) {
 // Features returns the current features.
 func (p *Path) Features() *Features { return p.features.Load() }
 
-// Runtime returns what is known about the Go runtime.
+// Runtime returns the facts about the Go runtime.
 func (p *Path) Runtime() *goruntime.Runtime { return p.runtime }
 
 // Spans returns the table of live spans. The error says why other processes cannot find it.

@@ -158,7 +158,7 @@ type ProfilingRegistration struct {
 	// SamplesDelayMS is the usual maximum delay between a sample and the message that reports it,
 	// in milliseconds.
 	SamplesDelayMS uint32
-	// HostID is the profiler's host.id.
+	// HostID is the attribute host.id with which the profiler exports its data.
 	HostID string
 }
 

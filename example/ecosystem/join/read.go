@@ -126,7 +126,7 @@ func (r *recording) add(d pprofile.ProfilesDictionary, owner instance, p pprofil
 	return nil
 }
 
-// unitOf returns the CPU time that one unit of a sample's value stands for. Values are either
+// unitOf returns the CPU time that one unit of a sample's value represents. Values are either
 // nanoseconds, or the number of samples taken, one per period.
 func unitOf(d pprofile.ProfilesDictionary, p pprofile.Profile) (time.Duration, error) {
 	const cpu, samples = "cpu in nanoseconds", "samples in count"

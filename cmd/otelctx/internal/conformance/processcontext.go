@@ -161,8 +161,8 @@ func (c *contextChecker) checkClock(timestamp uint64) {
 	c.check("4719-H4", timestamp <= now+slack, "timestamp %d, while CLOCK_BOOTTIME of the process is %d", timestamp, now)
 }
 
-// payload reads the payload, which a reader must be able to do. If it has more than maxPayload bytes, payload
-// reads only its first and its last byte, and returns nil.
+// payload reads the payload. If it has more than maxPayload bytes, payload reads only its first and its last
+// byte, and returns nil.
 func (c *contextChecker) payload(h wire.ProcessContextHeader) ([]byte, error) {
 	if h.PayloadSize <= maxPayload {
 		body := make([]byte, h.PayloadSize)

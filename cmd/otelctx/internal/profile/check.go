@@ -418,7 +418,7 @@ func (c *checker) profiles(resources []*profilespb.ResourceProfiles) {
 	}
 }
 
-// profile checks a profile, and returns what it measures: TypeCPU or TypeWall.
+// profile checks a profile, and returns its kind of time: TypeCPU or TypeWall.
 func (c *checker) profile(name string, p *profilespb.Profile) (kind string) {
 	if len(p.GetProfileId()) != profileIDSize || allZero(p.GetProfileId()) {
 		c.problem("%s: profile id %x is not valid", name, p.GetProfileId())

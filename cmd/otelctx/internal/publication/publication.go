@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Publication is what a process publishes.
+// Publication holds everything that a process publishes.
 type Publication struct {
 	PID     int
 	Context *reader.ProcessContext
@@ -49,7 +49,7 @@ func Title(pid int, service string) string {
 	return fmt.Sprintf("Process %d (%s)", pid, display.Key(service))
 }
 
-// Activity is what a process publishes about the spans of its threads.
+// Activity holds the carriers of a process's spans and the threads in them.
 type Activity struct {
 	Carriers       []reader.Carrier
 	ThreadContexts []ThreadContext

@@ -33,9 +33,9 @@ const (
 
 type changed struct {
 	image sampler.Image
-	// due is the time of the next scan, or of the end of the suspension. delay is the time between the next
-	// scan and the following one.
-	due   time.Time
+	// due is the time of the next scan, or of the end of the suspension.
+	due time.Time
+	// delay is the time between the next scan and the following one.
 	delay time.Duration
 	// suspended reports whether only the poll scans the process until due.
 	suspended bool

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// maxEnvironment bounds what is read of a process's environment, in bytes.
+	// maxEnvironment bounds the bytes that are read of a process's environment.
 	maxEnvironment = 256 << 10
 	// maxEnvironmentAttributes bounds the attributes in OTEL_RESOURCE_ATTRIBUTES.
 	maxEnvironmentAttributes = 128

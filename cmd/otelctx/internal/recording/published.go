@@ -25,7 +25,7 @@ import (
 type published struct {
 	// layout is nil if the process publishes nothing or its publication cannot be read.
 	layout *reader.ThreadLayout
-	// names is the layout with the newest attribute names, or nil if they are those of layout.
+	// names is the layout with the newest attribute names, or nil if layout has them.
 	names atomic.Pointer[reader.ThreadLayout]
 	// spanNames holds the names of the process's spans.
 	spanNames *nameTable

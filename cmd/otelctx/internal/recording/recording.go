@@ -60,7 +60,7 @@ type Config struct {
 	Profile func(*profilespb.ProfilesData)
 }
 
-// Result is a recording.
+// Result holds what was measured in a recording or in one of its periods.
 type Result struct {
 	// Start and End bound the time in which samples could be taken.
 	Start, End time.Time
@@ -176,7 +176,7 @@ type recording struct {
 	lastCounts sampler.Counts
 }
 
-// run records the existing processes and those that start later.
+// run records the existing processes and the processes that start later.
 func (r *recording) run(ctx context.Context) (*Result, error) {
 	// Scanning has its own context, which ends with ctx but not at the deadline that is set below.
 	scanning, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -226,7 +226,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	// The batch ends when sampling stopped. On a busy machine, reading may end much later.
 	r.batch.extend(<-r.stopped)
 	end := r.batch.end
-	r.batch.closes = false // The result that run returns is the one of the last period.
+	r.batch.closes = false // run itself returns the result of the last period.
 	r.batches <- r.batch
 	close(r.batches)
 	working.Wait()
@@ -286,10 +286,9 @@ func (r *recording) startPeriod(now time.Time) {
 	r.reported = now
 }
 
-// rotate ends the current batch if the batch is full or its period has ended, hands it to the goroutine that
-// names it, and begins the next batch. If the previous batch is still being named, the current batch
-// continues. Almost all samples from before the given time have been read; other CPUs may still be handing
-// over a few.
+// rotate ends the current batch if it is full or its period has ended, hands it to the goroutine that names
+// it, and begins the next batch. If the previous batch is still being named, the current batch continues.
+// Almost all samples from before the given time have been read; other CPUs may still be handing over a few.
 func (r *recording) rotate(now time.Time) {
 	p := r.batch
 	p.closes = r.config.Period > 0 && !now.Before(r.periodEnd)

@@ -58,7 +58,7 @@ type symbolizer struct {
 	counts *counts
 	// checkImage is [scanner.checkImage].
 	checkImage func(sampler.Image) error
-	// asked holds the publications that have already been checked for new attribute names during this batch.
+	// asked holds the publications whose attribute names have already been read again for this batch.
 	asked map[*published]bool
 	// left is the remaining budget of the process whose samples are being named.
 	left budget

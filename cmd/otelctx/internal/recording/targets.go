@@ -132,7 +132,7 @@ func (s *targets) running() (all []*target) {
 	return all
 }
 
-// changed returns the processes to scan: those that have used the CPU since their last scan. If the selection
+// changed returns the processes to scan: all that have used the CPU since their last scan. If the selection
 // is exact, it ignores all other processes, and returns each selected process that is not recorded yet, even
 // if it is idle.
 func (s *targets) changed(processes map[int]sampler.Process) (changed []sampler.Process) {
@@ -179,7 +179,7 @@ func (s *targets) makeRoom(user int) *target {
 	for _, t := range s.programs {
 		switch {
 		case !t.retired.IsZero():
-		// active is only as recent as the last poll. Later activity shows in seen, which each sample sets.
+		// active is only as recent as the last poll. Each later sample sets seen.
 		case s.polled.Sub(t.active) > pollInterval && !t.seen.Load():
 			if idle == nil || t.active.Before(idle.active) {
 				idle = t

@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
-// Recording is what was recorded, in one period or in all.
+// Recording holds the results of a recording or of one of its periods.
 type Recording struct {
 	// Subject describes the recorded processes.
 	Subject string
@@ -55,7 +55,7 @@ type Tables struct {
 	NoFunctions, NoSpanNames bool
 }
 
-// PerSample returns the CPU time that a sample stands for.
+// PerSample returns the CPU time that a sample represents.
 func PerSample(frequency int) time.Duration { return time.Second / time.Duration(frequency) }
 
 // cpu returns the CPU time that samples stand for. It is 0 if no CPU time was recorded.

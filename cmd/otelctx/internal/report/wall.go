@@ -154,7 +154,7 @@ func cpuOf[R any, K comparable](r *Recording, rows func(*recording.Result) []R, 
 
 type spanNameKey struct{ service, endpoint, name string }
 
-// wallNames returns the rows of span names. Those without wall-clock time are last.
+// wallNames returns the rows of span names. Rows without wall-clock time are last.
 func (r *Recording) wallNames() (rows []wallRow) {
 	key := func(n *tally.SpanName[tally.Count]) spanNameKey { return spanNameKey{n.Service, n.Endpoint, n.Name} }
 	cpu := cpuOf(r, func(c *recording.Result) []tally.SpanName[tally.Count] { return c.SpanNames }, key,
@@ -467,8 +467,8 @@ func (s *wallReport) heat(times func(row int) time.Duration) func(row int) displ
 	return func(row int) display.Style { return heat(uint64(max(times(row), 0)), uint64(max(s.total.Total, 0))) }
 }
 
-// each returns the average time of a span or request. Those that were in no snapshot are not counted, so the average is
-// too high if most were in few, and is then marked as an upper bound.
+// each returns the average time of a span or request. It does not count spans that no snapshot has seen. The average is
+// therefore too high if most spans were seen by few snapshots, and is then marked as an upper bound.
 func (r *wallRow) each() string {
 	const many = 5 // If spans were seen this often on average, hardly any was never seen.
 	if r.count == 0 {

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package terminal holds what a command has of its terminal: the streams for its output, how much fits on it, the screen
+// Package terminal is a command's access to its terminal: the streams for its output, how much fits on it, the screen
 // that shows output in place, and the signals by which users end a command.
 package terminal
 

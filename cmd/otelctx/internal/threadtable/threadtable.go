@@ -35,7 +35,7 @@ func appendInSpans(out []byte, l display.Layout, threads []reader.Thread) []byte
 		{Head: "CARRIER", Spare: 5},
 		{Head: display.ColumnAttributes, Min: 20, Spare: 1},
 	}
-	// Empty columns are left out, as are those that only --wide shows.
+	// Empty columns and columns for --wide are left out.
 	empty := map[string]bool{
 		display.ColumnName:       !slices.ContainsFunc(shown, func(d document.Thread) bool { return d.Name != "" || d.Endpoint != "" }),
 		display.ColumnLocalRoot:  !l.Wide,

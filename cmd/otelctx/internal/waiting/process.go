@@ -26,7 +26,7 @@ type Process struct {
 	spans, goroutines int
 }
 
-// Open prepares to read a process. Close releases it. The errors are those of package reader.
+// Open prepares to read a process, which must be closed. The error wraps one of package reader.
 func Open(pid int) (*Process, error) {
 	process, err := reader.Open(pid)
 	if err != nil {

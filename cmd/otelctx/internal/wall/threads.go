@@ -37,7 +37,7 @@ type thread struct {
 // weight is on the latest 150 ms, which is longer than the usual period of control groups.
 const memory = 0.8
 
-// update reads the times of the threads that are known, and of those that run goroutines in this snapshot.
+// update reads the times of the known threads and of the threads that run goroutines in this snapshot.
 func (t *threads) update(snapshot *waiting.Snapshot) {
 	for id, known := range t.known {
 		if !known.read() {

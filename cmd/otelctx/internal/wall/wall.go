@@ -42,8 +42,8 @@ import (
 type Config struct {
 	PIDs []int
 	// Select, if not nil, selects further processes by their ids and service names. Processes that publish their
-	// live spans and can be read are recorded, at most 64 at a time. Those that start during the recording are
-	// found after about five seconds at most. Select must be safe for concurrent use.
+	// live spans and can be read are recorded, at most 64 at a time. Processes that start during the recording
+	// are found after about five seconds at most. Select must be safe for concurrent use.
 	Select func(pid int, service string) bool
 	// Frequency is the average number of snapshots per second and process. The intervals are random, so
 	// that the snapshots do not run in step with periodic work of the process.
@@ -51,8 +51,8 @@ type Config struct {
 	// Duration limits the recording; 0 records until the context is done or, without Select, until the
 	// processes end.
 	Duration time.Duration
-	// Filters lists the conditions that each goroutine in a span must meet in a snapshot. Those that fail one of them are
-	// left out.
+	// Filters lists the conditions that each goroutine in a span must meet in a snapshot. Goroutines that fail one of
+	// them are left out.
 	Filters filter.Filters
 	// Attributes enables the rows of span attributes.
 	Attributes bool
@@ -64,7 +64,7 @@ type Config struct {
 	Part func(*profilespb.ProfilesData)
 }
 
-// Result is a recording.
+// Result holds what was measured in a recording or in one of its periods.
 type Result struct {
 	Start, End time.Time
 	// Recorded counts the recorded processes.
@@ -248,7 +248,7 @@ type Recorder struct {
 	ended    int
 	// goroutines counts the goroutines in all snapshots of all periods.
 	goroutines uint64
-	// What belongs to a period.
+	// The fields below belong to the current period.
 	result Result
 	tally  *tally.Tally[Times]
 	waits  map[waitKey]*FunctionTime

@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
 )
 
-// plan is a recording that can be carried out.
+// plan describes a recording, after all flags have been checked.
 type plan struct {
 	targets targets
 	// duration is the time to record, or of each period if repeat is true. 0 means until the user interrupts or

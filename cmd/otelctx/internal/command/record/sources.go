@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
-// results are what the sources have measured. The result of a source that is not in the plan is nil.
+// results holds the results of the sources. The result of a source that is not in the plan is nil.
 type results struct {
 	cpu  *recording.Result
 	wall *wall.Result

@@ -11,8 +11,8 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
-// targets are the processes to record: those of pids, all that publish, those that match names, services and
-// cgroups, or a command. Exactly one of these is set.
+// targets selects the processes to record in exactly one way: by pids, by names, services and cgroups, all
+// that publish, or a command to start.
 type targets struct {
 	pids                     []int
 	all                      bool

@@ -103,11 +103,11 @@ type goroutineDocument struct {
 
 // Stack is the stack of a goroutine. If it is incomplete, Error is the reason.
 type Stack struct {
-	// Frames are the innermost first. Long names of functions and files are cut.
+	// Frames begins with the innermost frame. Long names of functions and files are cut.
 	Frames []Code `json:"frames"`
 	Error  string `json:"error"`
 
-	visible []Code // those that Go's own stack traces show
+	visible []Code // the frames that Go's own stack traces show
 }
 
 // Code is a position in the program's code. Unknown fields are "" or 0.

@@ -78,7 +78,7 @@ func appendSpanTable(out []byte, l display.Layout, spans []Span) []byte {
 	if len(spans) == 0 {
 		return out
 	}
-	// Empty columns are left out, as are those that only --wide shows.
+	// Empty columns and columns for --wide are left out.
 	empty := map[string]bool{
 		display.ColumnName:      !slices.ContainsFunc(spans, func(s Span) bool { return s.Name != "" || s.Endpoint != "" }),
 		display.ColumnLocalRoot: !l.Wide,

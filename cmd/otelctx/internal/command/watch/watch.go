@@ -96,7 +96,7 @@ func (c *Command) Run(s terminal.Streams) error {
 	return err
 }
 
-// seen is what was read of a process.
+// seen is the data read from a process.
 type seen struct {
 	service string
 	threads []reader.Thread
@@ -155,7 +155,7 @@ type Document struct {
 	// TimeUnixNano is the start of the read in nanoseconds since the epoch.
 	TimeUnixNano int64 `json:"time_unix_nano"`
 	// ThreadCount is the number of all threads. Threads holds the threads that are in a span.
-	// UnreadThreads holds those that could not be read.
+	// UnreadThreads holds the threads that could not be read.
 	ThreadCount   int                     `json:"thread_count"`
 	Threads       []document.Thread       `json:"threads"`
 	UnreadThreads []document.UnreadThread `json:"unread_threads"`

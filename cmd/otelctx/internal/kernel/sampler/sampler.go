@@ -61,7 +61,7 @@ type Mappings interface {
 }
 
 // Image identifies a program that a process runs, from one exec to the next. Images are comparable with ==.
-// The zero value stands for no program.
+// The zero value means no program.
 type Image struct {
 	// PID is the process's id in the caller's PID namespace.
 	PID int

@@ -210,7 +210,7 @@ func (e *pprofEncoder) valueType(name, unit string) []byte {
 // to symbolize the mapping again.
 type content struct{ functions, files, lines, inlined bool }
 
-// writeMappings writes the mappings of files first, and then the others. pprof assumes that the first mapping is the
+// writeMappings writes the mappings of files before all other mappings. pprof assumes that the first mapping is the
 // program's, but the dictionary may begin with the kernel's.
 func (e *pprofEncoder) writeMappings() {
 	contents := make([]content, len(e.dictionary.GetMappingTable()))

@@ -41,8 +41,7 @@ type Queue struct {
 	waiting []request
 	bytes   int // total size of the requests that are waiting or being sent
 	// number is the number of the next request.
-	number uint64
-	// accepted is the number of requests that the collector has accepted.
+	number   uint64
 	accepted int
 	delivery Delivery
 }
