@@ -48,8 +48,9 @@ func init() {
 	providers.Profiling.Gone = spanpath.ProviderGone
 }
 
-// apply publishes spans, and the resource of the newest provider, while there is a reference. If there is
-// none, Shutdown stops that, since it takes time. The lock of package providers is held.
+// apply publishes spans, and the resource of the newest provider, if there is a reference. If there is
+// none, it leaves the withdrawal to Shutdown, because that takes time. The lock of package providers is
+// held.
 func apply(newest *providers.Reference) error {
 	if newest == nil {
 		return nil

@@ -93,7 +93,7 @@ func run(args []string, s terminal.Streams) int {
 	return exitcode.OK
 }
 
-// printHelp prints the help. That of the whole program ends with the exit codes.
+// printHelp prints the help. The help of the whole program ends with the exit codes.
 func printHelp(options kong.HelpOptions, ctx *kong.Context) error {
 	err := kong.DefaultHelpPrinter(options, ctx)
 	if err != nil || ctx.Selected() != nil {

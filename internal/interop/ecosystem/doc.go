@@ -5,5 +5,4 @@
 // record run together, and their files are joined. It also validates the Collector's configurations.
 package ecosystem
 
-// root is the repository's root directory.
 const root = "../../.."

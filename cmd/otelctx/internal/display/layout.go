@@ -112,7 +112,7 @@ func (l Layout) Heads(columns []Column, rows [][]string) (heads []string) {
 	return heads
 }
 
-// widthsOf returns the widths of columns that show all cells whole.
+// widthsOf returns the widths at which columns show all cells in full.
 func widthsOf(columns []Column, rows [][]string) []int {
 	widths := make([]int, len(columns))
 	for i, c := range columns {

@@ -131,7 +131,7 @@ type UnreadThread struct {
 	// TID and OwnTID are as in [Thread].
 	TID    int `json:"tid"`
 	OwnTID int `json:"own_tid"`
-	// Error is the reason.
+	// Error says why the thread could not be read.
 	Error string `json:"error"`
 }
 

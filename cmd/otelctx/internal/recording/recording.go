@@ -242,7 +242,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 // now returns the time. Like the times of samples, it is not affected when the wall clock is set.
 func (r *recording) now() time.Time { return r.clock.Add(time.Since(r.clock)) }
 
-// result returns the counts since the last result and resets them.
+// result returns the counts since its last call, and resets them.
 func (r *recording) result(n *symbolizer, end time.Time) *Result {
 	counts := r.search.sampler.Counts()
 	counts.Lost += r.unknown.Load()

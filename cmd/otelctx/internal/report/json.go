@@ -136,7 +136,7 @@ type SpanUse struct {
 	SpanID   string `json:"span_id"`
 	Samples  uint64 `json:"samples"`
 	Unproven uint64 `json:"unproven"`
-	// CPUNano is the CPU time that the samples stand for, in nanoseconds.
+	// CPUNano is the CPU time that the samples represent, in nanoseconds.
 	CPUNano int64 `json:"cpu_nano"`
 	// Attributes are the latest attributes of the span, as in [document.Thread].
 	Attributes map[string]string `json:"attributes"`
