@@ -6,6 +6,7 @@
 // resource. Go services with otelctx also publish the span that each goroutine is in.
 //
 //	otelctx list                            # the processes that publish
+//	otelctx top 1234                        # which endpoints and spans use the CPU, live
 //	otelctx inspect 1234                    # everything that process 1234 publishes
 //	otelctx watch 1234                      # the spans that its threads are in, live
 //	otelctx spans 1234                      # its live spans, the oldest first

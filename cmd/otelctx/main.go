@@ -22,6 +22,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/man"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/record"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/spans"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/top"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/verify"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/watch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
@@ -33,11 +34,12 @@ import (
 
 type cli struct {
 	List       list.Command       `cmd:""                             help:"List the processes that publish a process context."`
-	Inspect    inspect.Command    `cmd:""                             help:"Show everything that a process publishes."`
-	Watch      watch.Command      `cmd:""                             help:"Show, live, which spans the threads of a process are in."`
 	Spans      spans.Command      `cmd:""                             help:"Show the live spans of a process, the oldest first, and what each waits for."`
-	Verify     verify.Command     `cmd:""                             help:"Check what a process publishes, or a file of profiles, against the formats' rules."`
+	Top        top.Command        `cmd:""                             help:"Show, live, which endpoints and spans of a process use the most time."`
 	Record     record.Command     `cmd:""                             help:"Record what processes use the CPU for, span by span."`
+	Watch      watch.Command      `cmd:""                             help:"Show, live, which spans the threads of a process are in."`
+	Inspect    inspect.Command    `cmd:""                             help:"Show everything that a process publishes."`
+	Verify     verify.Command     `cmd:""                             help:"Check what a process publishes, or a file of profiles, against the formats' rules."`
 	Completion completion.Command `cmd:""                             help:"Print the completion script of a shell."`
 	Man        man.Command        `cmd:""                             help:"Print the manual page."`
 	Version    versionFlag        `help:"Print the version and exit."`

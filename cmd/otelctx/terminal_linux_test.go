@@ -90,3 +90,26 @@ func TestAlternateScreen(t *testing.T) {
 	w.Ask("end")
 	w.Done()
 }
+
+// TestTop checks that top shows the tables of endpoints and span names once for each update.
+func TestTop(t *testing.T) {
+	t.Parallel()
+	w := startWorker(t)
+	for args, tables := range map[string]string{
+		"--wall": `(?s)Top endpoints by wall-clock time.* outer\n.*Top span names by wall-clock time.* inner +outer\n`,
+		"":       `(?s)Top endpoints by CPU time.* outer\n.*Top span names by CPU time.* inner\n`,
+	} {
+		got := inProcess(t, strings.Fields("top worker --count 2 --interval 1s "+args)...)
+		if got.code == exitNotPermitted && args == "" {
+			t.Log("not permitted to sample:", got.stderr)
+			continue
+		}
+		require.Zero(t, got.code, got.stderr)
+		assert.Equal(t, 2, strings.Count(got.stdout, "Process "+w.pid+" (worker): "), got.stdout)
+		assert.Regexp(t, tables, got.stdout)
+		assert.NotContains(t, got.stdout, "for each sample", "columns are not explained")
+	}
+	w.Kill()
+	got := inProcess(t, "top", "--wall", w.pid)
+	assert.Equal(t, exitProcessGone, got.code, got.stderr)
+}

@@ -184,8 +184,8 @@ func TestNoSpansPublished(t *testing.T) {
 		"spanctx.WithPublishing()": startIdle(t),
 		"publishes no spans":       startForeign(t, `resource {}`),
 	} {
-		for _, command := range []string{"watch", "spans"} {
-			got := inProcess(t, command, strconv.Itoa(c.PID()))
+		for _, command := range []string{"watch", "spans", "top --wall"} {
+			got := inProcess(t, append(strings.Fields(command), strconv.Itoa(c.PID()))...)
 			assert.Equal(t, exitNoContext, got.code, got.stderr)
 			assert.Empty(t, got.stdout)
 			if command == "watch" {

@@ -46,10 +46,10 @@ var Table = []struct {
 	Text   string
 	errors []error
 }{
-	{OK, "success; for list also if some processes could not be read, for watch and record also if the process ended", nil},
+	{OK, "success; for list also if some processes could not be read, for watch, top and record also if the process ended", nil},
 	{Other, "any other error, such as an unsupported platform", nil},
 	{Usage, "the command line is wrong", nil},
-	{NoContext, "the process publishes no context, or for watch and spans no spans", []error{reader.ErrNoContext, reader.ErrNoThreadContext}},
+	{NoContext, "the process publishes no context, or for watch, spans and top --wall no spans", []error{reader.ErrNoContext, reader.ErrNoThreadContext}},
 	{NotPermitted, "not permitted to read the process, or for record not permitted to sample", []error{reader.ErrNotPermitted, sampler.ErrNotPermitted, launch.ErrNotPermitted}},
 	{ProcessGone, "there is no such process, or it has ended", []error{reader.ErrProcessGone}},
 	{Invalid, "what the process publishes is not a valid context", []error{reader.ErrInvalid}},

@@ -336,13 +336,18 @@ var wallTables = map[string][]func(*wallReport){
 	GroupAttribute: {(*wallReport).attributes},
 }
 
+func (r *Recording) newWallReport(l display.Layout, t *Tables) *wallReport {
+	s := &wallReport{Recording: r, Tables: t, layout: l, columns: map[string]bool{}}
+	for _, n := range r.Wall.SpanNames {
+		s.total = s.total.Add(n.Amount)
+	}
+	return s
+}
+
 // wallText returns the text report of wall-clock time.
 func (r *Recording) wallText(l display.Layout, t *Tables) []byte {
 	w := r.Wall
-	s := &wallReport{Recording: r, Tables: t, layout: l, columns: map[string]bool{}}
-	for _, n := range w.SpanNames {
-		s.total = s.total.Add(n.Amount)
-	}
+	s := r.newWallReport(l, t)
 	processes := ""
 	if w.Recorded > 1 {
 		processes = fmt.Sprintf(" of %d processes", w.Recorded)
