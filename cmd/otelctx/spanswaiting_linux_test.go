@@ -243,10 +243,17 @@ func TestSpansCalibrate(t *testing.T) {
 			for n := range 2 { // End the spans that every such service starts.
 				require.Equal(t, "done", p.Ask("end leave%d", n))
 			}
-			require.Eventually(t, func() bool { // Some goroutines may not wait yet.
-				compared, _ := p.sameAs(t, func() spansDocument { return p.spans(t, "--stacks") })
-				return compared == tt.count
+			require.Eventually(t, func() bool {
+				busy := 0
+				for _, g := range p.dump(t) {
+					if g.state == "running" || g.state == "runnable" {
+						busy++
+					}
+				}
+				return busy == 1 // the goroutine that dumps the stacks
 			}, testenv.Patience, 10*time.Millisecond)
+			compared, _ := p.sameAs(t, func() spansDocument { return p.spans(t, "--stacks") })
+			assert.Equal(t, tt.count, compared)
 			p.Done()
 		})
 	}
