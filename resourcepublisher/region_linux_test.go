@@ -86,7 +86,7 @@ func TestHeaderChangesWithoutATimestamp(t *testing.T) {
 	torn := 0
 	wanted := int64(testenv.Rounds(200_000, 2_000_000))
 	enough := func() bool { return updates.Load() >= wanted && min(seen[0], seen[1], seen[2]) > 0 }
-	for end := time.Now().Add(time.Minute); torn == 0 && !enough() && time.Now().Before(end); {
+	for end := time.Now().Add(testenv.Patience); torn == 0 && !enough() && time.Now().Before(end); {
 		for range 100 {
 			timestamp := atomic.LoadUint64(&h.PublishedAtNS)
 			payload, size := atomic.LoadUint64(&h.Payload), atomic.LoadUint32(&h.PayloadSize)

@@ -99,7 +99,7 @@ func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 	}
 	pprof.StopCPUProfile()
 	// The profile was detected when the last span ended, or later.
-	for deadline := last.Add(time.Minute); ; {
+	for deadline := last.Add(testenv.Patience); ; {
 		_, ended := s.outlived(t)
 		if time.Since(last) < 2*time.Second {
 			require.True(t, ended, "%v after the profile", time.Since(last))

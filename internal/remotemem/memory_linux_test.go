@@ -277,7 +277,7 @@ func TestReadPartsInOrder(t *testing.T) {
 	// Continue until some reads have seen a change, because the kernel may run both threads on one
 	// CPU for a long time.
 	start := time.Now()
-	for n := 0; n < testenv.Rounds(1000, 20_000) || changes == 0 && time.Since(start) < time.Minute; n++ {
+	for n := 0; n < testenv.Rounds(1000, 20_000) || changes == 0 && time.Since(start) < testenv.Patience; n++ {
 		_, err := self().ReadParts(parts)
 		require.NoError(t, err)
 		var last uint32
