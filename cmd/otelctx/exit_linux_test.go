@@ -56,12 +56,12 @@ func TestEveryKindOfProcess(t *testing.T) {
 		says   string // pattern of inspect's error message
 		listed string // pattern of list's warning; "" if list must not warn
 	}{
-		"Go service":       {pid: startPublisher(t, "checkout", "a").PID(), row: `checkout a go/opentelemetry/1\.47\.0 \d+s`},
-		"another instance": {pid: startPublisher(t, "cart", "b").PID(), row: `cart b go/opentelemetry/1\.47\.0 \d+s`},
-		"no name":          {pid: startForeign(t, `resource {}`).PID(), row: `- - - \d+s`},
+		"Go service":       {pid: startPublisher(t, "checkout", "a").PID(), row: `checkout a go/opentelemetry/1\.47\.0 \d+s ago`},
+		"another instance": {pid: startPublisher(t, "cart", "b").PID(), row: `cart b go/opentelemetry/1\.47\.0 \d+s ago`},
+		"no name":          {pid: startForeign(t, `resource {}`).PID(), row: `- - - \d+s ago`},
 		"name for the terminal": {
 			pid: startForeign(t, `resource { attributes { key: "service.name" value { string_value: "\033[31m\nred" } } }`).PID(),
-			row: `"\\x1b\[31m\\nred" - - \d+s`,
+			row: `"\\x1b\[31m\\nred" - - \d+s ago`,
 		},
 		"no context": {
 			pid: startIdle(t).PID(), code: exitNoContext,
@@ -91,7 +91,7 @@ func TestEveryKindOfProcess(t *testing.T) {
 	list, listJSON := otelctx(t, "list"), otelctx(t, "list", "--json")
 	require.Zero(t, list.code, list.stderr)
 	require.Zero(t, listJSON.code, listJSON.stderr)
-	assert.Regexp(t, `^PID +SERVICE +INSTANCE +SDK +AGE\n`, list.stdout)
+	assert.Regexp(t, `^PID +SERVICE +INSTANCE +SDK +PUBLISHED\n`, list.stdout)
 	assert.NotContains(t, list.stdout, "\x1b")
 	documents := documentsByPID(t, listJSON.stdout)
 	for name, kind := range kinds {
@@ -321,21 +321,21 @@ func TestNotPermitted(t *testing.T) {
 // TestServiceNames checks that commands accept a service name instead of a process id if one process publishes it.
 func TestServiceNames(t *testing.T) {
 	w := startWorker(t)
-	one := startPublisher(t, "only one", "1")
-	twice := []string{strconv.Itoa(startPublisher(t, "twice", "1").PID()), strconv.Itoa(startPublisher(t, "twice", "2").PID())}
-	slices.Sort(twice)
-	assert.Equal(t, inProcess(t, "inspect", "--json", strconv.Itoa(one.PID())), inProcess(t, "inspect", "--json", "only one"))
+	own := strconv.Itoa(os.Getpid()) // Another run of this test may publish the same names.
+	one, twice := startPublisher(t, "one-"+own, "1"), "twice-"+own
+	pids := []string{strconv.Itoa(startPublisher(t, twice, "1").PID()), strconv.Itoa(startPublisher(t, twice, "2").PID())}
+	assert.Equal(t, inProcess(t, "inspect", "--json", strconv.Itoa(one.PID())), inProcess(t, "inspect", "--json", "one-"+own))
 	for _, args := range []string{"inspect worker --wide", "watch worker --count 1 --wide", "spans worker --wide"} {
 		got := inProcess(t, strings.Fields(args)...)
 		assert.Zero(t, got.code, got.stderr)
 		assert.Contains(t, got.stdout, w.spanID, args)
 	}
-	for _, args := range []string{"inspect twice", "watch twice", "spans twice", "verify twice -d 1ms"} {
-		got := inProcess(t, strings.Fields(args)...)
+	for _, args := range []string{"inspect", "watch", "spans", "verify -d 1ms"} {
+		got := inProcess(t, append(strings.Fields(args), twice)...)
 		assert.Equal(t, exitUsage, got.code, args)
 		assert.Empty(t, got.stdout)
-		assert.Contains(t, got.stderr, "2 processes publish the service name twice: ")
-		for _, pid := range twice {
+		assert.Contains(t, got.stderr, "2 processes publish the service name "+twice+": ")
+		for _, pid := range pids {
 			assert.Contains(t, got.stderr, pid+" (", args)
 		}
 	}
