@@ -41,15 +41,11 @@
 //
 // # Several providers
 //
-// A provider counts from its first recorded span until it is shut down or garbage collected. Each
-// call that asks for something to be published counts as a provider that is about to start: its
-// resource and spans are published at once, until its own Shutdown or a later such call. The resource
-// of the newest provider is published, and the next newest one's when that is shut down; a provider is
-// as old as the call that it was set up with. Spans are published as long as there is a provider, and
-// again when a provider that is alive starts a span.
-//
-// For this package, the calls are [WithResource] and [New]. A provider belongs to such a call
-// if it has the same resource, which package spanctx or the registered Publisher sees.
+// A process may have several TracerProviders, at the same time or one after the other. The resource of
+// the newest one is published and, when that is shut down or garbage collected, the next newest one's. A
+// provider is as old as the call of [WithResource] or [New] that it was set up with. It belongs to the
+// call if it has the same resource, which package spanctx or the registered Publisher sees. A call counts
+// as a provider until its own Shutdown or a later such call.
 //
 // Everything in this package may be called concurrently.
 //

@@ -93,16 +93,11 @@
 //
 // # Several providers
 //
-// A provider counts from its first recorded span until it is shut down or garbage collected. Each
-// call that asks for something to be published counts as a provider that is about to start: its
-// resource and spans are published at once, until its own Shutdown or a later such call. The resource
-// of the newest provider is published, and the next newest one's when that is shut down; a provider is
-// as old as the call that it was set up with. Spans are published as long as there is a provider, and
-// again when a provider that is alive starts a span.
-//
-// For this package, the calls are [WithIntegration], [ForProvider] and [New], and the resource is that in
-// the process storage: see [WithResource]. While providers overlap, other settings are those of the first
-// one. A later one with different settings is reported.
+// A process may have several TracerProviders, at the same time or one after the other. Their spans are
+// published together, with the settings of the first one, as long as one of them is neither shut down nor
+// garbage collected. A later one with different settings is reported. The resource of the newest one is in
+// the process storage: see [WithResource]. A call of [WithIntegration], [ForProvider] or [New] counts as a
+// provider until its own Shutdown or a later such call.
 //
 // # Where it works
 //
