@@ -59,10 +59,10 @@ func carriersOf(t *testing.T, pid int) []reader.Carrier {
 	p, err := reader.Open(pid)
 	require.NoError(t, err)
 	defer p.Close()
-	carriers, err := p.Carriers(context.Background())
+	layout, err := p.ThreadLayout(context.Background())
 	require.NoError(t, err)
-	require.NotEmpty(t, carriers)
-	return carriers
+	require.NotEmpty(t, layout.Carriers)
+	return layout.Carriers
 }
 
 // awaitThread waits until the reader finds a thread that is in the span with this name, and can

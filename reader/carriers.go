@@ -525,16 +525,3 @@ func (p *Process) findCarriers(ctx context.Context) (*threadView, error) {
 	}
 	return v, nil
 }
-
-// Carriers returns the carriers in which the process publishes the spans of its threads. These are
-// all advertised carriers, readable or not. If none of them is readable, Carriers also searches the
-// process's memory for a ring. The result may be empty.
-//
-// The error wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
-func (p *Process) Carriers(ctx context.Context) ([]Carrier, error) {
-	v, err := p.findCarriers(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return v.carriers, nil
-}

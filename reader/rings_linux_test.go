@@ -70,8 +70,9 @@ func TestFindRingInsideMapping(t *testing.T) {
 		}
 	}
 
-	found, err := open(t, child.PID()).Carriers(t.Context())
+	layout, err := open(t, child.PID()).ThreadLayout(t.Context())
 	require.NoError(t, err)
+	found := layout.Carriers
 	require.Len(t, found, 1)
 	require.NoError(t, found[0].Err)
 	assert.Equal(t, ring, found[0].Table.Address)

@@ -22,24 +22,14 @@ import (
 // ThreadContexts holds the contexts that the threads of a process publish through the thread-local
 // variable otel_thread_ctx_v1, according to OTEP 4947.
 type ThreadContexts struct {
-	// Schema is the threadlocal.schema_version that the process publishes: tlsdesc_v1_dev or
-	// tls_v1.
-	Schema string
 	// Keys lists the names of attributes, indexed by the key bytes in [ThreadContext.Encoded].
 	Keys []string
-	// Variables lists the usable definitions of the variable. Unresolved is the reason why others
-	// are unusable, or nil.
-	Variables  []ThreadVariable
+	// Modules are the paths of the executables and libraries that define the variable. Unresolved is
+	// the reason why other definitions cannot be used, or nil.
+	Modules    []string
 	Unresolved error
 	// Threads lists all threads of the process, at most 131,072.
 	Threads []ThreadContext
-}
-
-// ThreadVariable is a definition of the thread-local variable.
-type ThreadVariable struct {
-	// Module is the path of the executable or library that defines the variable. Model is its TLS
-	// access model: local-exec, initial-exec or global-dynamic.
-	Module, Model string
 }
 
 // ThreadContext is the context of one thread.
@@ -110,14 +100,14 @@ func (p *Process) ThreadContexts(ctx context.Context) (*ThreadContexts, error) {
 	if schema != wire.SchemaTLSDevelopment && schema != wire.SchemaTLS {
 		return nil, p.error(fmt.Errorf("%w in thread contexts: %s", ErrNoThreadContext, describeSchema(schema)))
 	}
-	out := &ThreadContexts{Schema: schema, Keys: a.keys()}
+	out := &ThreadContexts{Keys: a.keys()}
 	variables, err := p.threadVariables(ctx, message.PublishedAtNS)
 	if err != nil && len(variables) == 0 && !errors.Is(err, tlsvar.ErrUnresolved) {
 		return nil, err
 	}
 	out.Unresolved = err
 	for _, v := range variables {
-		out.Variables = append(out.Variables, ThreadVariable{Module: v.Module, Model: string(v.Model)})
+		out.Modules = append(out.Modules, v.Module)
 	}
 	threads, err := p.listThreads(ctx)
 	if err != nil {

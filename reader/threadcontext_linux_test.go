@@ -88,10 +88,9 @@ func TestThreadContexts(t *testing.T) {
 				contexts, err := p.ThreadContexts(t.Context())
 				require.NoError(t, err)
 				require.NoError(t, contexts.Unresolved)
-				assert.Equal(t, "tlsdesc_v1_dev", contexts.Schema)
 				assert.Equal(t, []string{"worker", "update"}, contexts.Keys)
-				require.Len(t, contexts.Variables, 1)
-				assert.Equal(t, tt.model, contexts.Variables[0].Model)
+				require.Len(t, contexts.Modules, 1)
+				assert.Equal(t, []string{tt.model}, p.TLSModels())
 
 				seen, err := p.Threads(t.Context())
 				require.NoError(t, err)

@@ -21,7 +21,9 @@ type ThreadLayout struct {
 	// Advertisement is the message that describes the carriers, or nil if there is none. It is
 	// Context itself, a message in a separate mapping, or one of several process contexts.
 	Advertisement *ProcessContext
-	// Carriers is the result of [Process.Carriers].
+	// Carriers are the carriers in which the process publishes the spans of its threads: all that are
+	// advertised, readable or not, and if none of them is readable, the ring that a search of the
+	// process's memory has found, if any.
 	Carriers []Carrier
 	// Runtime holds the advertised offsets of the process's Go runtime.
 	Runtime RuntimeOffsets
@@ -36,7 +38,9 @@ type ThreadLayout struct {
 }
 
 // ThreadLayout returns where the process publishes the spans of its threads. It is not an error if
-// the process publishes no spans or no context. The errors are those of [Process.Carriers].
+// the process publishes no spans or no context.
+//
+// The error wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
 func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	v, err := p.findCarriers(ctx)
 	if err != nil {

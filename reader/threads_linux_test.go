@@ -299,8 +299,9 @@ func TestUnprovenSpans(t *testing.T) {
 			c, p := acting(t, carriers)
 			who := spinIn(t, c)
 
-			found, err := p.Carriers(t.Context())
+			layout, err := p.ThreadLayout(t.Context())
 			require.NoError(t, err)
+			found := layout.Carriers
 			require.Len(t, found, 1)
 			assert.Equal(t, ThreadSlots, found[0].Kind)
 			assert.False(t, found[0].Provable)
@@ -330,8 +331,9 @@ func TestFindRingByName(t *testing.T) {
 	_, p := acting(t, "named-v1")
 	threads := threadsOf(t, p)
 	assert.Len(t, withSpans(threads), len(threads), "every slot has a span")
-	found, err := p.Carriers(t.Context())
+	layout, err := p.ThreadLayout(t.Context())
 	require.NoError(t, err)
+	found := layout.Carriers
 	require.Len(t, found, 1)
 	assert.Equal(t, FoundByName, found[0].Source)
 	assert.Contains(t, found[0].Table.Mapping, wire.RingName1)

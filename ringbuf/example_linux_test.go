@@ -66,7 +66,7 @@ func ExampleWithIndex() {
 }
 
 // A profiler reads the slot of a thread. It learns the ring's address from the process, for example with
-// reader.Process.Carriers. For simplicity, this example reads its own memory.
+// reader.Process.ThreadLayout. For simplicity, this example reads its own memory.
 func ExampleNewView() {
 	ring, err := ringbuf.New(ringbuf.WithCapacity(1024))
 	if err != nil {

@@ -48,9 +48,9 @@ func (o *foreignReader) readAdvertisement(t testing.TB) {
 			o.ad[kv.GetKey()] = kv.GetValue()
 		}
 	}
-	carriers, err := o.Carriers(t.Context())
+	layout, err := o.ThreadLayout(t.Context())
 	require.NoError(t, err)
-	for _, c := range carriers {
+	for _, c := range layout.Carriers {
 		if c.Kind == reader.ThreadSlots && c.Source == reader.Advertised {
 			require.NoError(t, c.Err)
 		}

@@ -371,9 +371,9 @@ func (s *soak) nothingPublished(t *testing.T) {
 	live, err := p.Spans(t.Context())
 	require.NoError(t, err)
 	assert.Empty(t, live)
-	carriers, err := p.Carriers(t.Context())
+	layout, err := p.ThreadLayout(t.Context())
 	require.NoError(t, err)
-	assert.Len(t, carriers, 3, "not all carriers are on")
+	assert.Len(t, layout.Carriers, 3, "not all carriers are on")
 
 	var d struct {
 		Threads    []threadDocument

@@ -86,8 +86,8 @@ func checkThreads(ctx context.Context, r report, p *reader.Process) {
 		r.cannotCheckSections(ctx, err, resolution, record)
 		return
 	}
-	r.check("4947-V1", len(contexts.Variables) > 0 || contexts.Unresolved != nil, "no module defines otel_thread_ctx_v1")
-	if contexts.Unresolved != nil || len(contexts.Variables) > 0 {
+	r.check("4947-V1", len(contexts.Modules) > 0 || contexts.Unresolved != nil, "no module defines otel_thread_ctx_v1")
+	if contexts.Unresolved != nil || len(contexts.Modules) > 0 {
 		r.check("4947-V2", contexts.Unresolved == nil, "%v", contexts.Unresolved)
 	}
 	attached, unread := false, map[string]int{}
@@ -143,15 +143,15 @@ func checkRecord(r report, t reader.ThreadContext, keys int) {
 
 // checkTables checks the tables that otelctx publishes in its own format, if the process has any.
 func checkTables(ctx context.Context, r report, p *reader.Process) {
-	carriers, err := p.Carriers(ctx)
-	if err == nil && len(carriers) == 0 {
+	layout, err := p.ThreadLayout(ctx)
+	if err == nil && len(layout.Carriers) == 0 {
 		err = errors.New("the process advertises none of otelctx's tables")
 	}
 	if err != nil {
 		r.cannotCheckSections(ctx, err, ownTables)
 		return
 	}
-	for _, c := range carriers {
+	for _, c := range layout.Carriers {
 		r.check("otelctx-1", c.Err == nil, "%v: %v", c.Kind, c.Err)
 		if c.Kind != reader.ThreadSlots || c.Table.Layout != 1 {
 			r.check("otelctx-2", c.Provable || c.Err != nil, "%v cannot be proven", c.Kind)

@@ -141,8 +141,8 @@ func threadContexts(ctx context.Context, p *reader.Process, pc *reader.ProcessCo
 		return []ThreadContext{{Schema: schema, Err: err}}
 	}
 	var all []ThreadContext
-	for _, v := range contexts.Variables {
-		all = append(all, ThreadContext{Schema: schema, Module: v.Module})
+	for _, module := range contexts.Modules {
+		all = append(all, ThreadContext{Schema: schema, Module: module})
 	}
 	if contexts.Unresolved != nil {
 		all = append(all, ThreadContext{Schema: schema, Err: contexts.Unresolved})
