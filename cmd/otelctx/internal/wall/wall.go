@@ -60,7 +60,7 @@ type Config struct {
 	Version string
 	// Progress, if not nil, is called with the elapsed time and the number of goroutines read so far.
 	Progress func(elapsed time.Duration, goroutines uint64)
-	// Part, if not nil, is called with profiles of about ten seconds each.
+	// Part, if not nil, is called with profiles of about ten seconds each. Calls do not overlap.
 	Part func(*profilespb.ProfilesData)
 }
 
@@ -175,8 +175,10 @@ const (
 	// counted under the name others.
 	maxWaits = 1 << 14
 	others   = "(others)"
-	// partTime is the length of a part of a profile.
-	partTime = 10 * time.Second
+	// partTime is the length of a part of a profile. It is exceeded if writing the previous part takes longer, as to a
+	// pipe. After maxPartTime, which bounds the memory, even the snapshots wait for that.
+	partTime    = 10 * time.Second
+	maxPartTime = time.Minute
 	// findInterval is the time between two searches for processes. maxProcesses bounds the processes found
 	// by Config.Select that are recorded at the same time.
 	findInterval = 5 * time.Second
@@ -242,6 +244,8 @@ type Recorder struct {
 	mu      sync.Mutex // guards the rest
 	builder *profile.Builder
 	begun   time.Time // start of the current part
+	// delivered is closed when Part has returned for the part before the current one.
+	delivered chan struct{}
 
 	recorded map[int]bool // the processes that are being recorded
 	admitted int          // the number of processes recorded so far
@@ -260,7 +264,8 @@ type Recorder struct {
 // them. The error is about a process that cannot be read: see [waiting.Open] and [waiting.Process.Snapshot].
 func Open(ctx context.Context, c Config) (*Recorder, error) {
 	raisePriority()
-	r := &Recorder{Config: c, recorded: map[int]bool{}}
+	r := &Recorder{Config: c, recorded: map[int]bool{}, delivered: make(chan struct{})}
+	close(r.delivered)
 	r.newPeriod(time.Now())
 	r.newPart()
 	for _, pid := range c.PIDs {
@@ -311,11 +316,13 @@ func (r *Recorder) Record(ctx context.Context) (*Result, error) {
 	}
 	recording.Wait()
 	if failed, ok := errors.AsType[*failure](context.Cause(ctx)); ok {
+		<-r.delivered
 		return nil, failed.error
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	result := r.endPeriod()
+	r.mu.Unlock()
+	<-r.delivered
 	result.Ended = r.Select == nil && r.ended == r.admitted
 	return result, nil
 }
@@ -324,10 +331,11 @@ func (r *Recorder) Record(ctx context.Context) (*Result, error) {
 // recording continues. Record must have been called, and returns the result since the last call.
 func (r *Recorder) EndPeriod() *Result {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	result := r.endPeriod()
 	r.newPeriod(result.End)
-	r.newPart()
+	delivered := r.delivered
+	r.mu.Unlock()
+	<-delivered
 	return result
 }
 
@@ -545,9 +553,15 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 	r.result.Snapshots++
 	r.late += late
 	r.result.Latest = max(r.result.Latest, late)
-	if now.Sub(r.begun) > partTime {
-		r.endPart()
-		r.newPart()
+	if length := now.Sub(r.begun); length > partTime {
+		if length > maxPartTime {
+			<-r.delivered
+		}
+		select {
+		case <-r.delivered:
+			r.endPart()
+		default: // The previous part is still being written, so this one continues.
+		}
 	}
 	weighted := time.Duration(float64(elapsed) / t.probability)
 	r.result.Torn, r.result.Lost = r.result.Torn+uint64(snapshot.Torn), r.result.Lost+uint64(snapshot.Lost)
@@ -706,10 +720,20 @@ func (r *Recorder) newPart() {
 	r.builder = profile.New(profile.Options{Start: r.begun, Frequency: r.Frequency, Version: r.Version, Wall: true})
 }
 
+// endPart begins a new part, and passes the previous one to Part without waiting. The caller must hold r.mu.
 func (r *Recorder) endPart() {
-	if r.Part != nil {
-		r.Part(r.builder.Data(time.Now()))
+	builder := r.builder
+	r.newPart()
+	if r.Part == nil {
+		return
 	}
+	data, previous, delivered := builder.Data(r.begun), r.delivered, make(chan struct{})
+	r.delivered = delivered
+	go func() {
+		<-previous
+		r.Part(data)
+		close(delivered)
+	}()
 }
 
 // endPeriod ends the current part, and returns the result of the period. The caller must hold r.mu.
