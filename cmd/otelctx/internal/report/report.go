@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package report prints what was recorded, as tables for people and as JSON for programs.
+// Package report prints the results of recordings, as tables for people and as JSON for programs.
 package report
 
 import (

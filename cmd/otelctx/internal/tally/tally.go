@@ -26,7 +26,7 @@ type Amount[A any] interface {
 	Weight() uint64
 }
 
-// Count is an amount of samples.
+// Count is a number of samples.
 type Count uint64
 
 // Add implements [Amount].

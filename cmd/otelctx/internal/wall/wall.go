@@ -67,7 +67,7 @@ type Config struct {
 // Result holds what was measured in a recording or in one of its periods.
 type Result struct {
 	Start, End time.Time
-	// Recorded counts the recorded processes.
+	// Recorded is the number of processes that were recorded, whether or not they had spans.
 	Recorded int
 	// Snapshots counts the snapshots, and Goroutines the goroutines read in all of them.
 	Snapshots, Goroutines uint64

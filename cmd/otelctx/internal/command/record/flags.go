@@ -126,8 +126,8 @@ func (p *processID) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// rates is the value of --freq: numbers separated by commas. If the flag is repeated, the last value counts. To
-// an ordinary slice, kong would append the values.
+// rates is the value of --freq: numbers separated by commas. If the flag is repeated, the last value counts.
+// With an ordinary slice, kong would append the values.
 type rates []int
 
 // Decode implements [kong.MapperValue].
