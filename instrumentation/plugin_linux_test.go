@@ -18,7 +18,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// A plugin shares the Go runtime and all packages with its host, including otelctx. So spans that
+// A plugin shares the Go runtime and all packages with its host, including otelctx: spans that
 // either of them starts are published in the same memory.
 func TestPlugin(t *testing.T) {
 	testenv.NeedAll(t)

@@ -750,7 +750,7 @@ func TestRecordEnds(t *testing.T) {
 func TestRecordAll(t *testing.T) {
 	needSampling(t)
 	// A process publishes its spans before its resource. A process that is scanned in between has no name until
-	// the next scan, which comes a second later, or more on a busy machine. So try again with longer waits.
+	// the next scan, which comes a second later, or more on a busy machine, so try again with longer waits.
 	wait := time.Duration(0)
 	for !recordAll(t, wait) {
 		require.Less(t, wait, testenv.Patience)

@@ -63,8 +63,8 @@ func (tr tree) moduleDir(dir string) string {
 }
 
 // Nested modules replace every module of this tree that they require with its directory, and
-// replace no module from outside the tree. So a build takes the project's own code from this tree,
-// and everything else in the versions that go.mod requires.
+// replace no module from outside the tree. A build then takes the project's own code from this
+// tree, and everything else in the versions that go.mod requires.
 func TestReplacements(t *testing.T) {
 	tr := readTree(t)
 	modules := tr.modules(t)

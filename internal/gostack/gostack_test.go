@@ -226,9 +226,9 @@ func TestCalibrateVotes(t *testing.T) {
 }
 
 // If most chains of frames from a word cannot be followed to their end, that word may be the saved
-// frame pointer. So a later word whose chains end in goexit is not taken for it. An example is a
-// program in which all goroutines wait in callbacks from C: the frame pointer of their system call
-// leads to the callers of C.
+// frame pointer, and no later word is taken for it, even if its chains end in goexit. An example is
+// a program in which all goroutines wait in callbacks from C: the frame pointer of their system
+// call leads to the callers of C.
 func TestCalibrateUndecided(t *testing.T) {
 	f := fakes["go 1.26"]
 	var gs []G

@@ -27,7 +27,7 @@ func (processor) OnEnd(sdktrace.ReadOnlySpan)                           {}
 func (processor) ForceFlush(context.Context) error                      { return nil }
 func (p processor) Shutdown(context.Context) error                      { return p.Handle.Shutdown() }
 
-// open returns a processor, and publishes owner. published returns the owner of the newest reference.
+// open returns a processor, and publishes owner.
 func open(t *testing.T, owner string) processor {
 	t.Helper()
 	h, err := Spans.Open(owner, nil)
@@ -35,6 +35,7 @@ func open(t *testing.T, owner string) processor {
 	return processor{h}
 }
 
+// published returns the owner of the newest reference, or nil.
 func published() any {
 	defer Lock()()
 	if newest := Spans.Newest(); newest != nil {

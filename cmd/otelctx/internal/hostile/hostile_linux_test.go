@@ -267,8 +267,8 @@ func (u user) requireRecordedBeside(t *testing.T, otelctx string, said ...string
 	service := startService(t, u)
 	r.awaitNames(service)
 	// Starting up and reading a million symbols may take the recorder half a second of CPU time if system calls are
-	// slow. So the recorded processes run for a while before their CPU time is compared with the recorder's. With
-	// many attackers, the wait is shorter.
+	// slow. The recorded processes therefore run for a while before their CPU time is compared with the recorder's.
+	// With many attackers, the wait is shorter.
 	begun := r.recordedUse()
 	busyservice.AwaitUse(t, service, serviceUse*11/10)
 	for limit := 4 * serviceUse; limit > 0 && r.recordedUse() < begun+2*time.Second; limit -= serviceUse / 10 {

@@ -162,7 +162,6 @@ func namesBy(name func(uint64) string) func(Sample) []string {
 	}
 }
 
-// inRuntime reports whether a function is part of the Go runtime.
 func inRuntime(function string) bool {
 	return strings.HasPrefix(function, "runtime.") || strings.HasPrefix(function, "internal/runtime/")
 }
@@ -221,10 +220,10 @@ func assertExact(t *testing.T, v verdict) {
 }
 
 // TestSpans checks how accurate the spans of each carrier are, and which carrier takes precedence if a process
-// has several. If a carrier is chosen, only that one is read. In a service with its own PID namespace, where its
-// threads have other ids, spans are found, too. So are they in a program for which it is unknown where a thread
-// stores its goroutine, such as on arm64 without cgo: the thread's slot leads to the goroutine once the goroutine
-// has published.
+// has several. If a carrier is chosen, only that one is read. Spans are also found in a service with its own PID
+// namespace, where its threads have other ids, and in a program for which it is unknown where a thread stores its
+// goroutine, such as on arm64 without cgo: the thread's slot leads to the goroutine once the goroutine has
+// published.
 func TestSpans(t *testing.T) {
 	const exact, most, quarter, few, none = 1, 0.3, 0.25, 0.001, 0.0
 	all := []string{busyservice.Records, busyservice.GoroutineTable, busyservice.ThreadSlots}
