@@ -118,7 +118,6 @@ func (agent) RoundTrip(request *http.Request) (*http.Response, error) {
 // roleService is the name of a child process with an HTTP service, its backend and its clients.
 const roleService = "service"
 
-// clients is the number of concurrent clients.
 const clients = 4
 
 // burst is the number of requests per measurement.

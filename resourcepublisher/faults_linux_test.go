@@ -54,8 +54,7 @@ func TestPublishingUnderSystemCallFilters(t *testing.T) {
 		variable string
 		// foreign says that another library has published a context.
 		foreign bool
-		// skip is the reason to skip the case.
-		skip string
+		skip    string
 	}{
 		"nothing denied": {wantName: map[bool]string{false: "/memfd:OTEL_CTX (deleted)", true: "[anon_shmem:OTEL_CTX]"}[named]},
 		"naming denied":  {rules: []childproc.Rule{childproc.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},

@@ -28,7 +28,6 @@ func TestMain(m *testing.M) {
 
 // Tests write attribute lists as text: key=value pairs separated by spaces. All values are strings.
 
-// list parses the text of an attribute list.
 func list(text string) []attribute.KeyValue {
 	var list []attribute.KeyValue
 	for field := range strings.FieldsSeq(text) {
@@ -106,7 +105,6 @@ func emitted(t testing.TB, wrap func(log.LoggerProvider) log.LoggerProvider, ctx
 	return got
 }
 
-// bareLogs returns lp unwrapped.
 func bareLogs(lp log.LoggerProvider) log.LoggerProvider { return lp }
 
 func newRecord(list ...attribute.KeyValue) log.Record {
@@ -129,7 +127,6 @@ func recordAttributes(r interface {
 	return list
 }
 
-// everyType returns an attribute of each type.
 func everyType() []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.Bool("bool", true),

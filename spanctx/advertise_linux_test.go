@@ -73,7 +73,6 @@ func beAdvertiser(parent *childproc.Parent) {
 	}
 }
 
-// do executes one command and returns the answer.
 func (a *advertiser) do(word string) (answer string, err error) {
 	ctx := context.Background()
 	name, value, _ := strings.Cut(word, "=")

@@ -106,7 +106,6 @@ func (c *cgoChild) showsNow(t *testing.T, is cgoIdentity) (seen bool) {
 	return seen
 }
 
-// inSpan returns the number of threads that are in a span.
 func inSpan(threads []reader.Thread) (n int) {
 	for _, thread := range threads {
 		if thread.Span != nil {

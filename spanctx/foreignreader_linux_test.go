@@ -20,8 +20,7 @@ import (
 type foreignReader struct {
 	*reader.Process
 	memory remotemem.Memory
-	// ad is the advertisement.
-	ad map[string]*commonpb.AnyValue
+	ad     map[string]*commonpb.AnyValue
 }
 
 // openForeign opens a process that publishes a process context. The test closes it at its end.
@@ -57,7 +56,6 @@ func (o *foreignReader) readAdvertisement(t testing.TB) {
 	}
 }
 
-// integer returns an advertised integer.
 func (o *foreignReader) integer(t testing.TB, key string) uint64 {
 	t.Helper()
 	require.Contains(t, o.ad, key)

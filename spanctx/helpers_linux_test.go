@@ -186,12 +186,10 @@ func observe(t testing.TB, tp trace.TracerProvider) *service {
 	return s
 }
 
-// start starts a span.
 func (s *service) start(ctx context.Context, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
 	return s.tracer.Start(ctx, "span", opts...)
 }
 
-// root starts a span without a parent.
 func (s *service) root() (context.Context, trace.Span) { return s.start(context.Background()) }
 
 // slot holds the fields of a thread slot.
@@ -224,7 +222,6 @@ func (m *memory) decode(b []byte) (s slot, free bool) {
 	return s, b[0x18] == 0
 }
 
-// cell holds the fields of a cell.
 type cell struct {
 	live, over              bool
 	traceIDHigh, traceIDLow uint64

@@ -85,7 +85,6 @@ func runSteps(t *testing.T, s *service, program string) {
 	s.assertNowhere(t)
 }
 
-// slot returns the span in the calling thread's slot.
 func (s *service) slot() *ring.Span {
 	goruntime.Pin()
 	defer goruntime.Unpin()

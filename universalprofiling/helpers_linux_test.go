@@ -133,7 +133,6 @@ func (s *service) second() (*recorder, sdktrace.SpanExporter) {
 	return r, e
 }
 
-// start starts a root span.
 func (s *service) start(name string) trace.Span {
 	_, span := s.tracer.Start(context.Background(), name)
 	return span
@@ -148,7 +147,6 @@ func (s *service) hold() {
 	s.correlations.delay.Store(int64(time.Hour))
 }
 
-// registration returns a registration with a delay.
 func registration(delay time.Duration) wire.ProfilingRegistration {
 	return wire.ProfilingRegistration{SamplesDelayMS: uint32(delay / time.Millisecond), HostID: "host-1"}
 }
@@ -258,7 +256,6 @@ func (s *service) shownHere(span trace.Span) {
 	assert.Equal(s.t, want, s.library.Records().SpanID(s.goid()))
 }
 
-// goid returns the calling goroutine's id.
 func (s *service) goid() uint64 { return s.path.Runtime().Goroutine().Goid }
 
 // transactionOf returns the id of a live span's transaction.

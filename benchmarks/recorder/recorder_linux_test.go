@@ -95,7 +95,6 @@ func (r *tool) end() time.Duration {
 	return r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()
 }
 
-// otelctx starts otelctx record.
 func otelctx(t *testing.T, exe string, args ...string) *tool {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "p.pb.gz")

@@ -24,9 +24,8 @@ import (
 // id, before any processor sees the span. It records the end as the last span processor, after all
 // others. A span may be published only between these two times.
 type ledger struct {
-	file *os.File
-	last atomic.Uint64
-	// failed counts failed writes.
+	file   *os.File
+	last   atomic.Uint64
 	failed atomic.Uint64
 }
 

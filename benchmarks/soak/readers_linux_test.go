@@ -104,7 +104,6 @@ func (s *soak) judgeThreads(by string, threads []threadDocument, from, to int64)
 	}
 }
 
-// inspect runs otelctx inspect.
 func (s *soak) inspect(f fate) error {
 	var out bytes.Buffer
 	l := life{cmd: s.command("inspect", "--json"), fate: f, after: rand.N(30 * time.Millisecond), hold: rand.N(s.unit)}
@@ -135,7 +134,6 @@ func (s *soak) inspect(f fate) error {
 	return nil
 }
 
-// watch runs otelctx watch.
 func (s *soak) watch(f fate) error {
 	const interval = 5 * time.Millisecond
 	type frame struct {
@@ -173,7 +171,6 @@ func (s *soak) watch(f fate) error {
 	return err
 }
 
-// record runs otelctx record.
 func (s *soak) record(f fate) error {
 	dir, err := os.MkdirTemp(s.dir, "recording-")
 	if err != nil {

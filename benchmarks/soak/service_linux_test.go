@@ -52,8 +52,7 @@ const ledgerName = "ledger"
 type report struct {
 	// Heap is the live heap at the last garbage collection, in bytes.
 	Heap, Goroutines uint64
-	// Collections counts garbage collections.
-	Collections uint64
+	Collections      uint64
 	// Requests counts answered requests. Failed counts failed requests and failed writes to the
 	// ledger.
 	Requests, Failed uint64
@@ -69,7 +68,6 @@ type report struct {
 	Handled uint64
 }
 
-// clients is the number of concurrent clients.
 const clients = 8
 
 // service is an HTTP service with its own clients. It publishes its resource, its spans through
@@ -358,7 +356,6 @@ func (s *service) report() report {
 	return r
 }
 
-// exporter counts exported spans.
 type exporter struct{ spans, correlated atomic.Uint64 }
 
 func (e *exporter) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) error {

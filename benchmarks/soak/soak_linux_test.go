@@ -232,7 +232,6 @@ func mayRecord(t *testing.T, otelctx string) {
 	require.Zero(t, code, stderr)
 }
 
-// start starts the service.
 func (s *soak) start(t *testing.T) {
 	t.Helper()
 	o := order{Directory: s.dir, Capacity: 65536}
@@ -349,7 +348,6 @@ func (s *soak) end(t *testing.T) report {
 	return r
 }
 
-// exits checks the exit code of a command.
 func (s *soak) exits(t *testing.T, code int, args ...string) {
 	t.Helper()
 	_, stderr, got := programs.Run(t, s.command(args...))

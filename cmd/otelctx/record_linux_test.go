@@ -107,7 +107,6 @@ func decodeRecord(t *testing.T, got result) recordDocument {
 	return d
 }
 
-// readPprof reads a profile in pprof format.
 func readPprof(t *testing.T, file string) *pprof.Profile {
 	t.Helper()
 	b, err := os.ReadFile(file)

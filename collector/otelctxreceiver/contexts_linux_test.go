@@ -80,7 +80,6 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// change modifies a process.
 func (w *world) change(pid int, f func(*state)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -188,7 +188,6 @@ func short(path string) string {
 // row is the set of words in a table row.
 type row map[string]bool
 
-// add adds word to the named row.
 func add(rows map[string]row, name, word string) {
 	if rows[name] == nil {
 		rows[name] = row{}
@@ -220,7 +219,6 @@ func compare(t *testing.T, table map[string]string, found map[string]row) {
 	}
 }
 
-// contains reports whether word is one of words.
 func contains(words, word string) bool { return slices.Contains(strings.Fields(words), word) }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

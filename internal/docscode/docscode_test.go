@@ -62,7 +62,6 @@ func readDocuments(t *testing.T) map[string]string {
 	return documents
 }
 
-// function returns a function with this name and body.
 func function(t *testing.T, name, code string) string {
 	t.Helper()
 	var f strings.Builder

@@ -86,7 +86,6 @@ func sender(t *testing.T) socket {
 	return socket(fd)
 }
 
-// send sends a message to the socket at path.
 func (s socket) send(path, message string) error {
 	return unix.Sendto(int(s), []byte(message), unix.MSG_DONTWAIT, &unix.SockaddrUnix{Name: path})
 }

@@ -48,12 +48,10 @@ func newRing(t testing.TB, c Config) *Ring {
 	return r
 }
 
-// slots returns the memory of all slots.
 func (r *Ring) slots() []byte {
 	return r.region.Bytes()[r.description.HeaderSize:][:r.description.Capacity*r.description.SlotSize]
 }
 
-// bytes returns the memory of slot n.
 func (r *Ring) bytes(n int) []byte {
 	return r.slots()[n*r.description.SlotSize:][:r.description.SlotSize]
 }

@@ -160,7 +160,6 @@ func (t *Table) ancestorsOf(r Ref) Ancestors {
 	return l.ancestors
 }
 
-// live returns all live spans of the table.
 func (t *Table) live() map[Ref]bool {
 	all := map[Ref]bool{}
 	t.All(func(r Ref) { all[r] = true })

@@ -20,8 +20,7 @@ import (
 type forgery struct {
 	library []byte
 	reads   int
-	// bytes is the number of bytes read.
-	bytes int64
+	bytes   int64
 	// beforeRead, if not nil, is called before each read.
 	beforeRead func()
 }

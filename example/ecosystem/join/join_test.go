@@ -26,7 +26,6 @@ func at(milliseconds int) pcommon.Timestamp {
 	return pcommon.NewTimestampFromTime(origin.Add(time.Duration(milliseconds) * time.Millisecond))
 }
 
-// write writes a file with these lines.
 func write(t *testing.T, lines ...[]byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "file.jsonl")
@@ -146,7 +145,6 @@ func TestJoin(t *testing.T) {
 	golden.Compare(t, "join.json", joined(t, traces, profiles, true))
 }
 
-// joined returns the output of the command.
 func joined(t *testing.T, traces, profiles string, asJSON bool) string {
 	t.Helper()
 	var out bytes.Buffer

@@ -67,7 +67,6 @@ func (c parcaClient) total(t *testing.T, label, value string) int {
 	return int(answer.Total / c.of.period)
 }
 
-// labelValues returns the values of a label.
 func (c parcaClient) labelValues(t *testing.T, name string) []string {
 	t.Helper()
 	var answer struct{ LabelValues []string }

@@ -119,7 +119,6 @@ func used() (time.Duration, error) {
 	return time.Duration(ts.Nano()), err
 }
 
-// span identifies a span.
 type span struct {
 	traceID [16]byte
 	spanID  [8]byte

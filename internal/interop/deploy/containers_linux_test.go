@@ -125,7 +125,6 @@ func container(t *testing.T, spec *specs.Spec, program string) *exec.Cmd {
 	return exec.Command("runc", "run", "--bundle", bundle, name)
 }
 
-// started is a running process.
 type started struct {
 	t      *testing.T
 	cmd    *exec.Cmd

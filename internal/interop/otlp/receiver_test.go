@@ -89,7 +89,6 @@ func tryCollector(t *testing.T, protocol string) (*collector, error) {
 	return c, nil
 }
 
-// span identifies a span.
 type span struct {
 	traceID [16]byte
 	spanID  [8]byte

@@ -183,7 +183,6 @@ func (u user) recordTo(t *testing.T, name, otelctx string, args ...string) *reco
 	return r
 }
 
-// begin starts the command.
 func (r *recorder) begin() {
 	t := r.t
 	t.Helper()
@@ -227,7 +226,6 @@ type document struct {
 	}
 }
 
-// samples returns the number of samples of a process.
 func (d *document) samples(pid int) (n uint64) {
 	for _, p := range d.Processes {
 		if p.PID == pid {

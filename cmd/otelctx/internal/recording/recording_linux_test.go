@@ -72,7 +72,6 @@ func record(t *testing.T, ctx context.Context, c Config) recorded {
 	return recorded{r, batches}
 }
 
-// samples returns the number of samples in the profiles.
 func (r recorded) samples() (n uint64) {
 	for _, data := range r.batches {
 		n += profile.Samples(data)

@@ -15,7 +15,6 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// counter counts samples.
 type counter struct{ *Tally[Count] }
 
 func newCounter(attributes bool) counter { return counter{New[Count](attributes)} }

@@ -83,7 +83,6 @@ func startBusyService(t testing.TB, prepare func(*exec.Cmd), words ...string) *c
 	return c
 }
 
-// layoutOf returns the thread layout of a process.
 func layoutOf(t testing.TB, pid int) *reader.ThreadLayout {
 	t.Helper()
 	p, err := reader.Open(pid)

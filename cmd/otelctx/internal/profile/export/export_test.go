@@ -377,7 +377,6 @@ func partOf(number int) *profilespb.ProfilesData {
 	return b.Data(time.Unix(1700000002, 0))
 }
 
-// heap returns the heap memory in use.
 func heap() uint64 {
 	runtime.GC()
 	var m runtime.MemStats
