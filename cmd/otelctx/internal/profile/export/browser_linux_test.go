@@ -186,7 +186,9 @@ func TestFlameGraphInBrowser(t *testing.T) {
 		"runtime.gcBgMarkWorker": {Left: 80, Width: 20, Depth: 2},
 	}
 	assert.Equal(t, everything, boxes())
-	assert.Equal(t, "Flame graph", evaluate[string](b, "document.title"))
+	title := evaluate[string](b, "document.title")
+	assert.Regexp(t, `^shop, .*img src.*…, 2023-11-14 22:13:20 UTC, 1m0s, 100 Hz$`, title)
+	assert.Equal(t, title, evaluate[string](b, `document.getElementById("title").textContent`))
 	assert.Equal(t, 2, evaluate[int](b, "document.scripts.length"))
 	assert.Zero(t, evaluate[int](b, "document.images.length"))
 	assert.Zero(t, evaluate[int](b, `performance.getEntriesByType("resource").length`), "nothing else is loaded")
@@ -220,6 +222,45 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	click("all")
 	assert.Equal(t, everything, boxes())
 
+	// Colours stand for packages, and the table has the functions.
+	assert.Equal(t, []string{"main", "crypto/sha256", hostile[:strings.IndexByte(hostile, '.')], "runtime", "everything else"},
+		evaluate[[]string](b, `[...document.querySelectorAll("#legend span")].map(e => e.textContent)`))
+	functions := func() []string {
+		return evaluate[[]string](b, `[...document.querySelectorAll("#functions tr")].map(r => [...r.children].map(c => c.textContent).join("|"))`)
+	}
+	assert.Equal(t, []string{
+		"0.400 s|40.0 %|0.400 s|40.0 %|crypto/sha256.block", "0.200 s|20.0 %|0.200 s|20.0 %|[libc.so.6]",
+		"0.200 s|20.0 %|0.200 s|20.0 %|runtime.gcBgMarkWorker", "0.100 s|10.0 %|0.700 s|70.0 %|main.cart",
+		"0.100 s|10.0 %|0.100 s|10.0 %|" + hostile, "0.000 s|0.0 %|0.900 s|90.0 %|shop",
+		"0.000 s|0.0 %|0.400 s|40.0 %|main.hash", "0.000 s|0.0 %|0.200 s|20.0 %|main.query", "0.000 s|0.0 %|0.100 s|10.0 %|main.main",
+	}, functions())
+	press := func(selector string) { evaluate[bool](b, `(document.querySelector("`+selector+`").click(), true)`) }
+	press("#total")
+	assert.Equal(t, "0.000 s|0.0 %|0.900 s|90.0 %|shop", functions()[0])
+	press("#functions tr:nth-child(2) td:last-child")
+	assert.Equal(t, "100 samples, 1.000 s of CPU time; found: 70.0 %", summary(), "a click on main.cart searches it")
+
+	// The selection is in the address, and a page with this address shows the selection.
+	set("endpoint", "2")
+	click("main.hash")
+	address, before := evaluate[string](b, "location.hash"), boxes()
+	press("#reset")
+	press("#self")
+	assert.Equal(t, "#", evaluate[string](b, `location.hash || "#"`))
+	require.True(t, evaluate[bool](b, `new Promise(done => { addEventListener("hashchange", () => done(true)); location.hash = "`+address+`"; })`))
+	assert.Equal(t, before, boxes(), address)
+	assert.Equal(t, address, evaluate[string](b, "location.hash"))
+	assert.True(t, evaluate[bool](b, `document.getElementById("total").classList.contains("sorted")`))
+	press("#reset")
+	press("#self")
+
+	// Dark mode changes all colours.
+	const colours = `[document.body, document.querySelector("#graph div")].map(e => getComputedStyle(e)).map(s => s.color + " on " + s.backgroundColor).join()`
+	light := evaluate[string](b, colours)
+	assert.Equal(t, "rgb(34, 34, 34) on rgb(255, 255, 255),rgb(34, 34, 34) on rgb(220, 220, 220)", light)
+	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": "dark"}}})
+	assert.Equal(t, "rgb(228, 230, 234) on rgb(22, 24, 28),rgb(228, 230, 234) on rgb(72, 76, 83)", evaluate[string](b, colours))
+
 	// Filter by endpoint, span name and trace.
 	for _, test := range []struct{ endpoint, name, trace, want string }{
 		{"all", "inside", "", "80 samples, 0.800 s of CPU time"},
@@ -248,7 +289,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	// The page's policy must block injected scripts, too.
 	evaluate[bool](b, `(() => { const s = document.createElement("script"); s.textContent = "document.title = 'harmed'";
 		document.body.append(s); return true; })()`)
-	assert.Equal(t, "Flame graph", evaluate[string](b, "document.title"))
+	assert.Equal(t, title, evaluate[string](b, "document.title"))
 
 	// The page offers a choice between CPU and wall-clock time only if the recording has both.
 	kinds := `document.getElementById("kinds").hidden`

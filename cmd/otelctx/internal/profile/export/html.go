@@ -50,6 +50,13 @@ type htmlEncoder struct {
 }
 
 func (e *htmlEncoder) add(data *profilespb.ProfilesData) error {
+	for resource, p := range profile.Each(data) {
+		for _, f := range e.flames {
+			if kind := profile.TimeOf(data.GetDictionary(), p); kind == f.kind {
+				f.title.add(resource, p, kind)
+			}
+		}
+	}
 	for s := range eachSample(data) {
 		for _, f := range e.flames {
 			if f.kind == s.kind {
@@ -90,6 +97,7 @@ func hashOf(content string) string {
 // span name, endpoint and trace.
 type flame struct {
 	kind      string // kind of time
+	title     title
 	bounds    flameBounds
 	functions *words
 	nodes     []flameNode
@@ -280,6 +288,7 @@ func (f *flame) renumber(change func(*flameSample)) {
 
 // flameDocument is a flame graph as the page's script reads it from JSON.
 type flameDocument struct {
+	Title string `json:"title"`
 	// Period is the number of nanoseconds that a count of 1 stands for.
 	Period int64 `json:"period"`
 	// Wall is set if the counts are nanoseconds of wall-clock time, not numbers of samples.
@@ -297,7 +306,7 @@ type flameDocument struct {
 
 func (f *flame) document() flameDocument {
 	d := flameDocument{
-		Period: f.period, Wall: f.kind == profile.TypeWall, Functions: f.functions.all, Names: f.words[flameName].all, Endpoints: f.words[flameEndpoint].all, Traces: f.words[flameTrace].all, Cut: f.cut,
+		Title: f.title.String(), Period: f.period, Wall: f.kind == profile.TypeWall, Functions: f.functions.all, Names: f.words[flameName].all, Endpoints: f.words[flameEndpoint].all, Traces: f.words[flameTrace].all, Cut: f.cut,
 		Nodes: make([]int32, 0, 2*len(f.nodes)), Samples: make([]int64, 0, 5*len(f.samples)),
 	}
 	for _, n := range f.nodes {

@@ -9,11 +9,13 @@ const NODE = 0, NAME = 1, ENDPOINT = 2, TRACE = 3, COUNT = 4, FIELDS = 5; // of 
 const element = id => document.getElementById(id);
 const graph = element("graph");
 
-let profile, nodes, root, zoomed;
+let profile, nodes, root, zoomed, colours;
+let sortBy = "self";
 
 // show shows one of the profiles.
 function show(number) {
 	profile = profiles[number];
+	document.title = element("title").textContent = profile.title;
 	nodes = [];
 	for (let i = 0; i < profile.nodes.length; i += 2) {
 		const n = { parent: profile.nodes[i], name: profile.functions[profile.nodes[i + 1]], children: [], own: 0, total: 0 };
@@ -24,6 +26,7 @@ function show(number) {
 	for (const n of nodes) n.children.sort((a, b) => a.name < b.name ? -1 : 1);
 	element("cut").hidden = !profile.cut;
 	choices();
+	choosePalette();
 	reset();
 }
 
@@ -93,6 +96,62 @@ function draw() {
 	if (zoomed !== root) text += "; shown: " + share(zoomed.total, root.total);
 	if (words !== "") text += "; found: " + share(matched, zoomed.total);
 	element("summary").textContent = text;
+	list();
+	remember();
+}
+
+// list fills the table of functions: their own samples, and those of what they call, in the part that is shown.
+function list() {
+	const most = 50, sums = new Map(), inside = new Map();
+	const rest = [{ n: zoomed, leave: false }];
+	while (rest.length > 0) {
+		const { n, leave } = rest.pop();
+		const depth = inside.get(n.name) || 0;
+		if (leave) { inside.set(n.name, depth - 1); continue; }
+		if (n.total === 0) continue;
+		const sum = sums.get(n.name) || { name: n.name, self: 0, total: 0 };
+		sum.self += n.own;
+		if (depth === 0) sum.total += n.total; // A function that calls itself counts once.
+		sums.set(n.name, sum);
+		inside.set(n.name, depth + 1);
+		rest.push({ n, leave: true });
+		for (const c of n.children) rest.push({ n: c, leave: false });
+	}
+	sums.delete(root.name);
+	const sorted = [...sums.values()].sort((a, b) => b[sortBy] - a[sortBy] || b.total - a.total || (a.name < b.name ? -1 : 1));
+	element("functions").replaceChildren(...sorted.slice(0, most).map(sum => {
+		const row = document.createElement("tr");
+		for (const text of [time(sum.self), share(sum.self, zoomed.total), time(sum.total), share(sum.total, zoomed.total), sum.name]) {
+			row.appendChild(document.createElement("td")).textContent = text;
+		}
+		return row;
+	}));
+	for (const id of ["self", "total"]) element(id).classList.toggle("sorted", sortBy === id);
+}
+
+// remember puts the selection into the page's address. restore takes it from there.
+function remember() {
+	const chosen = new URLSearchParams();
+	for (const [id, without] of [["kind", "0"], ["search", ""], ["endpoint", "all"], ["name", "all"], ["trace", ""]]) {
+		if (element(id).value !== without) chosen.set(id, element(id).value);
+	}
+	if (zoomed !== root) chosen.set("zoom", nodes.indexOf(zoomed));
+	if (sortBy !== "self") chosen.set("sort", sortBy);
+	history.replaceState(null, "", "#" + chosen);
+}
+
+function restore() {
+	const chosen = new URLSearchParams(location.hash.slice(1));
+	element("kind").value = profiles[chosen.get("kind")] ? chosen.get("kind") : "0";
+	if (chosen.get("sort") === "total") sortBy = "total";
+	show(element("kind").value);
+	for (const id of ["search", "endpoint", "name", "trace"]) {
+		const before = element(id).value;
+		if (chosen.has(id)) element(id).value = chosen.get(id);
+		if (element(id).value === "" && before !== "") element(id).value = before; // There is no such choice.
+	}
+	zoomed = nodes[chosen.get("zoom")] || root;
+	refresh();
 }
 
 function box(n, depth, left, width, hit, around) {
@@ -102,21 +161,45 @@ function box(n, depth, left, width, hit, around) {
 	b.style.left = 100 * left + "%";
 	b.style.width = 100 * width + "%";
 	b.style.top = depth * rowHeight + "px";
-	b.style.background = colour(n.name);
+	b.style.background = colours.get(group(n.name)) || "var(--rest)";
 	b.classList.toggle("found", hit);
 	b.classList.toggle("around", around);
 	b.node = n;
 	return b;
 }
 
-// colour returns a colour for the package of a function, or for what is no function: a wait is blue.
-function colour(name) {
-	if (name.startsWith("[waiting") || name.startsWith("[syscall") || name.startsWith("[cgo")) return "hsl(210 70% 72%)";
-	if (name === "[runnable]") return "hsl(150 45% 70%)";
-	const path = name.lastIndexOf("/") + 1, dot = name.indexOf(".", path);
-	let hash = 0;
-	for (const c of dot < 0 ? name : name.slice(0, dot)) hash = (31 * hash + c.codePointAt(0)) % 9973;
-	return "hsl(" + hash % 55 + " " + (65 + hash % 20) + "% " + (68 + hash % 12) + "%)";
+// group returns what a colour stands for: the package of a function, or a kind of wait.
+function group(name) {
+	if (name.startsWith("[")) return name;
+	const brackets = name.indexOf("["), path = name.slice(0, brackets < 0 ? name.length : brackets).lastIndexOf("/") + 1;
+	const dot = name.indexOf(".", path);
+	return dot < 0 ? "" : name.slice(0, dot);
+}
+
+const isWait = name => /^\[(waiting|syscall|cgo)/.test(name);
+
+// choosePalette gives a colour to the kinds of wait and to the packages that cover most of the graph, and explains them.
+function choosePalette() {
+	const totals = new Float64Array(nodes.length), areas = new Map(), s = profile.samples;
+	for (let i = 0; i < s.length; i += FIELDS) totals[s[i + NODE]] += s[i + COUNT];
+	for (let i = nodes.length - 1; i > 0; i--) {
+		totals[nodes[i].parent] += totals[i];
+		const g = group(nodes[i].name);
+		if (g !== "") areas.set(g, (areas.get(g) || 0) + totals[i]);
+	}
+	const sorted = [...areas].sort((a, b) => b[1] - a[1]).map(([g]) => g);
+	colours = new Map();
+	sorted.filter(isWait).slice(0, 4).forEach((g, n) => colours.set(g, "var(--wait" + n + ")"));
+	for (const g of sorted.filter(isWait).slice(4)) colours.set(g, "var(--wait3)");
+	if (areas.has("[runnable]")) colours.set("[runnable]", "var(--ready)");
+	sorted.filter(g => !g.startsWith("[")).slice(0, 8).forEach((g, n) => colours.set(g, "var(--package" + n + ")"));
+	const entry = (colour, text) => {
+		const e = document.createElement("span");
+		e.appendChild(document.createElement("i")).style.background = colour;
+		e.append(text);
+		return e;
+	};
+	element("legend").replaceChildren(...[...colours].map(([g, colour]) => entry(colour, g)), entry("var(--rest)", "everything else"));
 }
 
 // inSpans returns how many samples in spans each value of a field has, the most first.
@@ -160,6 +243,12 @@ graph.addEventListener("mouseover", e => {
 element("search").addEventListener("input", draw);
 for (const id of ["name", "endpoint", "trace"]) element(id).addEventListener("input", refresh);
 element("reset").addEventListener("click", reset);
+for (const id of ["self", "total"]) element(id).addEventListener("click", () => { sortBy = id; draw(); });
+element("functions").addEventListener("click", e => {
+	if (e.target !== e.target.parentNode.lastChild) return;
+	element("search").value = e.target.textContent;
+	draw();
+});
 document.querySelector("form").addEventListener("submit", e => e.preventDefault());
 document.addEventListener("keydown", e => { if (e.key === "Escape") reset(); });
 window.addEventListener("resize", draw);
@@ -167,4 +256,5 @@ window.addEventListener("resize", draw);
 element("kind").append(...profiles.map((p, n) => new Option(p.wall ? "wall-clock time" : "CPU time", n)));
 element("kind").addEventListener("input", () => show(element("kind").value));
 element("kinds").hidden = profiles.length === 1;
-show(0);
+window.addEventListener("hashchange", restore);
+restore();
