@@ -29,8 +29,8 @@ type block struct {
 	data   []byte // nil if there is none
 }
 
-// Part is a contiguous part of a file. The zero Part is empty. Offsets are relative to its start. A read fails if it goes beyond the end of
-// the part or of the file, or if the file cannot be read.
+// Part is a contiguous part of a file. The zero Part is empty. Offsets are relative to its start. A read fails if it
+// goes beyond the end of the part or of the file, or if the file cannot be read.
 type Part struct {
 	*pieces
 	start, size uint64

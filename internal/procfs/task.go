@@ -101,7 +101,7 @@ func (p *Process) ThreadIDs(tid int) ([]int, error) {
 	return ids, nil
 }
 
-// ThreadStat describes a thread.
+// ThreadStat holds the fields of a thread's stat file that readers need.
 type ThreadStat struct {
 	// State is the letter that proc_pid_stat(5) gives for the thread's state, such as R (running)
 	// or T (stopped).

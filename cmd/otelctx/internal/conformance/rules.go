@@ -121,8 +121,9 @@ const (
 type Result struct {
 	Rule
 	Status Status `json:"status"`
-	// Checks is the number of times the rule was checked. Failures is the number of violations seen.
-	Checks   int `json:"checks"`
+	// Checks is the number of times the rule was checked.
+	Checks int `json:"checks"`
+	// Failures is the number of violations seen.
 	Failures int `json:"failures"`
 	// Evidence describes the first failures, explains why the rule was not checked, or says what it could not be
 	// checked for. It may quote text chosen by the process.
