@@ -19,7 +19,7 @@ import (
 const withKeys = "slots goroutine-table record keys=http.app+tenant advertise publish"
 
 // attributesIn makes actor a execute an order, and returns the attributes of its span.
-func attributesIn(t *testing.T, c *childproc.Child, p *Process, order string) []ThreadAttribute {
+func attributesIn(t *testing.T, c *childproc.Child, p *Process, order string) []Attribute {
 	t.Helper()
 	tellf(t, c, "%s", order)
 	askf(t, c, "spin a")
@@ -27,7 +27,7 @@ func attributesIn(t *testing.T, c *childproc.Child, p *Process, order string) []
 }
 
 // attributesOf returns the attributes of the only span in threads.
-func attributesOf(t *testing.T, threads []Thread) []ThreadAttribute {
+func attributesOf(t *testing.T, threads []Thread) []Attribute {
 	t.Helper()
 	require.Len(t, threads, 1)
 	return threads[0].Span.Attributes
@@ -91,7 +91,7 @@ func TestAllKeys(t *testing.T) {
 		keys = append(keys, fmt.Sprintf("key.%d", i))
 	}
 	tellf(t, c, "keys a %s", strings.Join(keys, " "))
-	assert.Equal(t, []ThreadAttribute{{"http.app", "shop"}, {"key.2", "third"}, {"key.255", "last"}}, attributesIn(t, c, p, "nest a 2"))
+	assert.Equal(t, []Attribute{{"http.app", "shop"}, {"key.2", "third"}, {"key.255", "last"}}, attributesIn(t, c, p, "nest a 2"))
 }
 
 // TestKeysAreRefreshed checks that the reader reads the keys again if a span has an attribute whose
@@ -111,5 +111,5 @@ func TestKeysAreRefreshed(t *testing.T) {
 	// of the keys and of the span.
 	threads[0].Span.Attributes = nil
 	p.nameAttributes(t.Context(), old, threads)
-	assert.Equal(t, []ThreadAttribute{{"http.app", "shop"}, {"user", "alice"}}, attributesOf(t, threads))
+	assert.Equal(t, []Attribute{{"http.app", "shop"}, {"user", "alice"}}, attributesOf(t, threads))
 }

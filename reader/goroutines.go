@@ -85,7 +85,7 @@ type Goroutine struct {
 	LastPublished SpanRef
 	// Attributes are the attributes published with the active span, with at most one for each key.
 	// There are none if the process publishes no goroutine records.
-	Attributes []ThreadAttribute
+	Attributes []Attribute
 
 	labels uint64
 	// waitSince is the end of a garbage collection before which or shortly after which the wait

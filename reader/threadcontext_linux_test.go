@@ -107,7 +107,7 @@ func TestThreadContexts(t *testing.T) {
 					assert.Equal(t, byte(1), thread.Span.TraceFlags)
 					assert.Equal(t, reader.ThreadContextRecord, thread.Span.Carrier)
 					assert.True(t, thread.Span.Proven)
-					assert.Equal(t, []reader.ThreadAttribute{{Key: "worker", Value: fmt.Sprintf("%02d", number)}}, thread.Span.Attributes)
+					assert.Equal(t, []reader.Attribute{{Key: "worker", Value: fmt.Sprintf("%02d", number)}}, thread.Span.Attributes)
 				}
 				assert.Equal(t, "done", child.Ask("update"))
 			}
@@ -169,7 +169,7 @@ func TestThreadContextsUnderUpdates(t *testing.T) {
 				require.Equal(t, bytes.Repeat([]byte{number + 1}, 16), c.Span.TraceID[:])
 				require.Equal(t, bytes.Repeat([]byte{number + 101}, 8), c.Span.SpanID[:])
 				value := fmt.Sprintf("%02d", number)
-				require.Equal(t, []reader.ThreadAttribute{{Key: "worker", Value: value}}, c.Span.Attributes)
+				require.Equal(t, []reader.Attribute{{Key: "worker", Value: value}}, c.Span.Attributes)
 				values[value] = true
 			}
 		}

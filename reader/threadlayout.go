@@ -98,6 +98,6 @@ func (c *ProcessContext) same(other *ProcessContext) bool {
 // 4947. If several entries have the same key, the last one wins. Attributes leaves out entries
 // whose keys the process had not published when l was read. all is true if it has left out none. If
 // it is false, a newer ThreadLayout may know the missing keys.
-func (l *ThreadLayout) Attributes(encoded []byte) (attributes []ThreadAttribute, all bool) {
+func (l *ThreadLayout) Attributes(encoded []byte) (attributes []Attribute, all bool) {
 	return decodeAttributes(encoded, l.keys)
 }

@@ -442,17 +442,17 @@ func TestRecordWithAttributes(t *testing.T) {
 func TestDecodeAttributes(t *testing.T) {
 	keys := []string{"a", "", "c"}
 	for encoded, want := range map[string]struct {
-		attributes []ThreadAttribute
+		attributes []Attribute
 		all        bool
 	}{
 		"":                      {nil, true},
 		"\x00":                  {nil, true},
-		"\x00\x00":              {[]ThreadAttribute{{"a", ""}}, true},
-		"\x00\x01x\x02\x01y":    {[]ThreadAttribute{{"a", "x"}, {"c", "y"}}, true},
-		"\x00\x01x\x00\x01y":    {[]ThreadAttribute{{"a", "y"}}, true},
-		"\x00\x01x\x02\x05y":    {[]ThreadAttribute{{"a", "x"}}, true},
-		"\x01\x01x\x02\x01y":    {[]ThreadAttribute{{"c", "y"}}, false},
-		"\xff\x01x\x02\x01\xfe": {[]ThreadAttribute{{"c", "\xfe"}}, false},
+		"\x00\x00":              {[]Attribute{{"a", ""}}, true},
+		"\x00\x01x\x02\x01y":    {[]Attribute{{"a", "x"}, {"c", "y"}}, true},
+		"\x00\x01x\x00\x01y":    {[]Attribute{{"a", "y"}}, true},
+		"\x00\x01x\x02\x05y":    {[]Attribute{{"a", "x"}}, true},
+		"\x01\x01x\x02\x01y":    {[]Attribute{{"c", "y"}}, false},
+		"\xff\x01x\x02\x01\xfe": {[]Attribute{{"c", "\xfe"}}, false},
 	} {
 		attributes, all := decodeAttributes([]byte(encoded), keys)
 		assert.Equal(t, want.attributes, attributes, "%q", encoded)

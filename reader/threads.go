@@ -46,7 +46,7 @@ type ThreadSpan struct {
 	Name, Endpoint string
 	// Attributes lists the attributes published with the span, in no particular order and with at
 	// most one for each key. Attributes whose keys the process does not publish are left out.
-	Attributes []ThreadAttribute
+	Attributes []Attribute
 	// Carrier is the kind of carrier in which the span was found.
 	Carrier CarrierKind
 	// Proven says that there was a moment during the read at which the thread ran the goroutine in
@@ -62,8 +62,8 @@ type ThreadSpan struct {
 	names   spanNames
 }
 
-// ThreadAttribute is an attribute of a [ThreadSpan].
-type ThreadAttribute struct {
+// Attribute is an attribute of a span.
+type Attribute struct {
 	// Key is the attribute's name. Value is its value as published. It has at most 255 bytes, which
 	// should be UTF-8.
 	Key, Value string
@@ -291,9 +291,9 @@ func (p *Process) nameAttributes(ctx context.Context, v *threadView, threads []T
 // attributeDecoder returns a function that decodes attributes. At the first unknown key, the
 // function reads the published keys again, because the key may have been added since v was made. It
 // does so only once.
-func (p *Process) attributeDecoder(ctx context.Context, v *threadView) func(encoded []byte) []ThreadAttribute {
+func (p *Process) attributeDecoder(ctx context.Context, v *threadView) func(encoded []byte) []Attribute {
 	keys, refreshed := v.keys, false
-	return func(encoded []byte) []ThreadAttribute {
+	return func(encoded []byte) []Attribute {
 		attributes, complete := decodeAttributes(encoded, keys)
 		if !complete && !refreshed {
 			refreshed = true
@@ -309,7 +309,7 @@ func (p *Process) attributeDecoder(ctx context.Context, v *threadView) func(enco
 // decodeAttributes decodes entries {key u8, length u8, value}. It stops at a truncated entry. If
 // several entries have the same key, the last one wins. It leaves out entries whose keys have no
 // name in keys. all is true if there are no such entries.
-func decodeAttributes(encoded []byte, keys []string) (attributes []ThreadAttribute, all bool) {
+func decodeAttributes(encoded []byte, keys []string) (attributes []Attribute, all bool) {
 	all = true
 	positions := make(map[string]int)
 	for len(encoded) >= 2 {
@@ -328,7 +328,7 @@ func decodeAttributes(encoded []byte, keys []string) (attributes []ThreadAttribu
 			continue
 		}
 		positions[keys[key]] = len(attributes)
-		attributes = append(attributes, ThreadAttribute{keys[key], value})
+		attributes = append(attributes, Attribute{keys[key], value})
 	}
 	return attributes, all
 }

@@ -236,7 +236,7 @@ func TestThreadLayout(t *testing.T) {
 	assert.Equal(t, int(gorecord.AncestorsOffset), kinds[GoroutineRecord].Record.Ancestors)
 
 	shown, all := l.Attributes([]byte{1, 2, 'm', 'e', 0, 1, '/'})
-	assert.Equal(t, []ThreadAttribute{{"user", "me"}, {"http.route", "/"}}, shown)
+	assert.Equal(t, []Attribute{{"user", "me"}, {"http.route", "/"}}, shown)
 	assert.True(t, all)
 	shown, all = l.Attributes([]byte{2, 1, '?'})
 	assert.Empty(t, shown)

@@ -113,7 +113,7 @@ func TestPublishers(t *testing.T) {
 					found++
 					require.NotNil(t, thread.Span)
 					assert.Equal(t, bytes.Repeat([]byte{byte(number + 1)}, 16), thread.Span.TraceID[:])
-					assert.Equal(t, []reader.ThreadAttribute{{Key: "worker", Value: fmt.Sprintf("%02d", number)}}, thread.Span.Attributes)
+					assert.Equal(t, []reader.Attribute{{Key: "worker", Value: fmt.Sprintf("%02d", number)}}, thread.Span.Attributes)
 				}
 				assert.Equal(t, tt.threads, found)
 				assert.Equal(t, "done", child.Ask("update"))

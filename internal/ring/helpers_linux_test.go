@@ -28,13 +28,25 @@ func TestMain(m *testing.M) {
 // layouts returns configurations of small rings, by name: one of layout 1, and several of layout 2
 // that differ in index and attribute space.
 func layouts() map[string]Config {
-	all := map[string]Config{"layout 1": {Name: "DD_OTEL_CTX", Layout: 1, Capacity: 4}}
+	all := map[string]Config{"layout 1": {Layout: 1, Capacity: 4}}
 	for _, space := range []int{0, 1, 65, 612} {
 		name := " " + strconv.Itoa(space)
-		all["by thread"+name] = Config{Name: "OTELCTX_SLOTS", Layout: 2, Capacity: 4, AttributeSpace: space}
-		all["by goroutine"+name] = Config{Name: "OTELCTX_GSLOTS", Layout: 2, Capacity: 4, AttributeSpace: space, Index: 1}
+		all["by thread"+name] = Config{Layout: 2, Capacity: 4, AttributeSpace: space}
+		all["by goroutine"+name] = Config{Layout: 2, Capacity: 4, AttributeSpace: space, Index: 1}
 	}
 	return all
+}
+
+// wantName is the name that readers look for.
+func wantName(c Config) string {
+	switch {
+	case c.Layout == 1:
+		return "DD_OTEL_CTX"
+	case c.Index == 1:
+		return "OTELCTX_GSLOTS"
+	default:
+		return "OTELCTX_SLOTS"
+	}
 }
 
 func newRing(t testing.TB, c Config) *Ring {

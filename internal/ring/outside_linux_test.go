@@ -33,10 +33,6 @@ func workUnderFilters(p *childproc.Parent) {
 	var f faults
 	p.Must(json.Unmarshal([]byte(line), &f))
 	p.Must(childproc.Deny(f.Before...))
-	name := "OTELCTX_SLOTS"
-	if f.Layout == 1 {
-		name = "DD_OTEL_CTX"
-	}
 	say := func(err error) {
 		var findable []string
 		mappings, mapsErr := resources.Mappings("")
@@ -52,7 +48,7 @@ func workUnderFilters(p *childproc.Parent) {
 		}
 		p.Send("%v %v", strings.ReplaceAll(fmt.Sprint(err), "\n", "; "), findable)
 	}
-	r, err := New(Config{Name: name, Layout: f.Layout, Capacity: 65536})
+	r, err := New(Config{Layout: f.Layout, Capacity: 65536})
 	say(err)
 	if r == nil {
 		return

@@ -69,8 +69,6 @@ func Check(capacity, attributeSpace int) error {
 // Config describes a ring to create. Capacity and AttributeSpace must be valid according to
 // [Check].
 type Config struct {
-	// Name is the name of the mapping; "" selects the default that readers look for.
-	Name     string
 	Capacity int // a power of two
 	Layout   int
 	Index    int // wire.RingByThread or wire.RingByGoroutine
@@ -79,6 +77,18 @@ type Config struct {
 	// Heap allocates the ring on the heap, where no other process can find it. It is meant for
 	// tests.
 	Heap bool
+}
+
+// name returns the name of the mapping, by which readers find the ring.
+func (c Config) name() string {
+	switch {
+	case c.Layout == wire.RingLayout1:
+		return wire.RingName1
+	case c.Index == wire.RingByGoroutine:
+		return wire.GoroutineRingName
+	default:
+		return wire.ThreadRingName
+	}
 }
 
 // Description says where a ring is and how it is laid out.
@@ -110,17 +120,7 @@ type Ring struct {
 // The error names the system call that failed. If New fails, it leaves nothing mapped.
 func New(c Config) (*Ring, error) {
 	r := &Ring{layout1: c.Layout == wire.RingLayout1, claimed: wire.SlotInUse}
-	if c.Name == "" {
-		switch {
-		case r.layout1:
-			c.Name = wire.RingName1
-		case c.Index == wire.RingByGoroutine:
-			c.Name = wire.GoroutineRingName
-		default:
-			c.Name = wire.ThreadRingName
-		}
-	}
-	d := Description{Name: c.Name, Layout: c.Layout, Capacity: c.Capacity, HeaderSize: wire.RingHeaderSize2, SlotSize: wire.SlotSize2}
+	d := Description{Name: c.name(), Layout: c.Layout, Capacity: c.Capacity, HeaderSize: wire.RingHeaderSize2, SlotSize: wire.SlotSize2}
 	allocate := vma.New
 	if r.layout1 {
 		d.HeaderSize, d.SlotSize = wire.RingHeaderSize1, wire.SlotSize1
@@ -138,7 +138,7 @@ func New(c Config) (*Ring, error) {
 		// Slots of layout 1 are accessed through the longer Slot2, so the allocation must extend
 		// past the last slot.
 		r.region = vma.NewHeap(size + wire.SlotSize2)
-	} else if r.region, err = allocate(c.Name, size); err != nil {
+	} else if r.region, err = allocate(d.Name, size); err != nil {
 		return nil, err
 	}
 	memory := r.region.Bytes()

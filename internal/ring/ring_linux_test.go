@@ -32,21 +32,21 @@ func TestNew(t *testing.T) {
 		config               Config
 		headerSize, slotSize int
 	}{
-		"layout 1":      {Config{Name: "DD_OTEL_CTX", Layout: 1, Capacity: 65536}, 32, 32},
-		"layout 2":      {Config{Name: "OTELCTX_SLOTS", Layout: 2, Capacity: 65536}, 64, 64},
-		"one slot":      {Config{Name: "OTELCTX_SLOTS", Layout: 2, Capacity: 1}, 64, 64},
-		"by goroutine":  {Config{Name: "OTELCTX_GSLOTS", Layout: 2, Capacity: 8, Index: 1}, 64, 64},
-		"1 byte":        {Config{Name: "a name", Layout: 2, Capacity: 8, AttributeSpace: 1}, 64, 128},
-		"64 bytes":      {Config{Name: "a name", Layout: 2, Capacity: 8, AttributeSpace: 64}, 64, 128},
-		"65 bytes":      {Config{Name: "a name", Layout: 2, Capacity: 8, AttributeSpace: 65}, 64, 256},
-		"612 bytes":     {Config{Name: "a name", Layout: 2, Capacity: 8, AttributeSpace: 612, Index: 1}, 64, 1024},
-		"on the heap":   {Config{Name: "none", Layout: 2, Capacity: 8, Heap: true}, 64, 64},
-		"heap layout 1": {Config{Name: "none", Layout: 1, Capacity: 8, Heap: true}, 32, 32},
+		"layout 1":      {Config{Layout: 1, Capacity: 65536}, 32, 32},
+		"layout 2":      {Config{Layout: 2, Capacity: 65536}, 64, 64},
+		"one slot":      {Config{Layout: 2, Capacity: 1}, 64, 64},
+		"by goroutine":  {Config{Layout: 2, Capacity: 8, Index: 1}, 64, 64},
+		"1 byte":        {Config{Layout: 2, Capacity: 8, AttributeSpace: 1}, 64, 128},
+		"64 bytes":      {Config{Layout: 2, Capacity: 8, AttributeSpace: 64}, 64, 128},
+		"65 bytes":      {Config{Layout: 2, Capacity: 8, AttributeSpace: 65}, 64, 256},
+		"612 bytes":     {Config{Layout: 2, Capacity: 8, AttributeSpace: 612, Index: 1}, 64, 1024},
+		"on the heap":   {Config{Layout: 2, Capacity: 8, Heap: true}, 64, 64},
+		"heap layout 1": {Config{Layout: 1, Capacity: 8, Heap: true}, 32, 32},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRing(t, tt.config)
 			l := r.Description()
-			assert.Equal(t, Description{tt.config.Name, l.Address, tt.config.Layout, tt.config.Capacity, tt.headerSize, tt.slotSize}, l)
+			assert.Equal(t, Description{wantName(tt.config), l.Address, tt.config.Layout, tt.config.Capacity, tt.headerSize, tt.slotSize}, l)
 			header := make([]byte, tt.headerSize)
 			put := binary.LittleEndian
 			put.PutUint32(header[0x00:], 0x4F54454C)
@@ -65,7 +65,7 @@ func TestNew(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, header, got[:tt.headerSize])
 			assert.Equal(t, make([]byte, len(got)-tt.headerSize), got[tt.headerSize:], "the slot has no span")
-			found, err := resources.Mappings(tt.config.Name)
+			found, err := resources.Mappings(wantName(tt.config))
 			require.NoError(t, err)
 			switch {
 			case tt.config.Heap:
@@ -276,7 +276,7 @@ func TestClose(t *testing.T) {
 			s, self := spanOf(1, r.attributes)
 			r.store(1, &s, &self)
 			require.NoError(t, r.Close())
-			found, err := resources.Mappings(c.Name)
+			found, err := resources.Mappings(wantName(c))
 			require.NoError(t, err)
 			assert.Empty(t, found)
 			got := make([]byte, r.description.HeaderSize+4*r.description.SlotSize)

@@ -145,7 +145,7 @@ func UnreadThreads(threads []reader.Thread) []UnreadThread {
 }
 
 // Attributes returns the attributes of a span for --json.
-func Attributes(attributes []reader.ThreadAttribute) map[string]string {
+func Attributes(attributes []reader.Attribute) map[string]string {
 	object := make(map[string]string, len(attributes))
 	for _, a := range attributes {
 		object[a.Key] = a.Value

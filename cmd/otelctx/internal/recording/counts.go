@@ -44,7 +44,7 @@ func newCounts(attributes bool) *counts {
 }
 
 // add counts samples whose span has the given attributes.
-func (c *counts) add(pid int, s *rawSamples, attributes []reader.ThreadAttribute) {
+func (c *counts) add(pid int, s *rawSamples, attributes []reader.Attribute) {
 	n := len(s.times)
 	if s.truncated {
 		c.truncated += uint64(n)

@@ -161,7 +161,7 @@ const (
 
 // sampleAttributes returns the attributes of a sample: those of its span, those of the sample itself and, if
 // ids is true, the ids of the span.
-func sampleAttributes(s *rawKey, spanAttributes []reader.ThreadAttribute, ids bool) []*commonpb.KeyValue {
+func sampleAttributes(s *rawKey, spanAttributes []reader.Attribute, ids bool) []*commonpb.KeyValue {
 	var kvs []*commonpb.KeyValue
 	// Span attributes come first because the last of equal keys wins: a process must not override observed
 	// values.

@@ -224,14 +224,14 @@ func TestEnvironment(t *testing.T) {
 // asking returns a function that decodes span attributes of this test process like a symbolizer. It also
 // returns the publication that the function uses, which is out of date. replaced is the error of checking that
 // the process still runs this program.
-func asking(t *testing.T, replaced error) (ask func(encoded ...byte) []reader.ThreadAttribute, p *published) {
+func asking(t *testing.T, replaced error) (ask func(encoded ...byte) []reader.Attribute, p *published) {
 	t.Helper()
 	r, err := reader.Open(os.Getpid())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = r.Close() })
 	one := &target{image: sampler.Image{PID: os.Getpid()}, reader: r}
 	p = &published{layout: &reader.ThreadLayout{Advertisement: &reader.ProcessContext{PublishedAtNS: 1}}}
-	return func(encoded ...byte) []reader.ThreadAttribute {
+	return func(encoded ...byte) []reader.Attribute {
 		n := &symbolizer{
 			asked: map[*published]bool{}, left: budget{time: namingLimit}, checkImage: func(sampler.Image) error { return replaced },
 		}
@@ -256,7 +256,7 @@ func TestNamesOfAttributes(t *testing.T) {
 	askReplaced, _ := asking(t, errReplaced)
 	assert.Empty(t, askReplaced(0, 2, 'h', 'i'), "the process runs another program")
 	ask, p := asking(t, nil)
-	assert.Equal(t, []reader.ThreadAttribute{{Key: "http.app", Value: "hi"}}, ask(0, 2, 'h', 'i'))
+	assert.Equal(t, []reader.Attribute{{Key: "http.app", Value: "hi"}}, ask(0, 2, 'h', 'i'))
 	names := p.names.Load()
 	require.NotNil(t, names)
 	assert.Empty(t, ask(1, 2, 'h', 'i'))
@@ -302,7 +302,7 @@ func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 		if <-resumed > processLimit/2 {
 			continue // The machine is too busy for a thread to continue in time.
 		}
-		assert.Equal(t, []reader.ThreadAttribute{{Key: "http.app", Value: "hi"}}, shown)
+		assert.Equal(t, []reader.Attribute{{Key: "http.app", Value: "hi"}}, shown)
 		return
 	}
 }
@@ -355,7 +355,7 @@ func TestSampleAttributes(t *testing.T) {
 	key := rawKey{
 		cpu: 3, tid: 7, comm: "worker", goroutine: 9, truncated: true, span: sampler.Span{TraceID: [16]byte{0xCD}, SpanID: [8]byte{1}, LocalRootSpanID: [8]byte{0xAB}, Proven: true, Carrier: sampler.GoroutineRecord},
 	}
-	shown := []reader.ThreadAttribute{{Key: "http.app", Value: "shop"}, {Key: "thread.name", Value: "another"}}
+	shown := []reader.Attribute{{Key: "http.app", Value: "shop"}, {Key: "thread.name", Value: "another"}}
 	want := map[string]string{
 		"cpu.logical_number": "3", "thread.id": "7", "thread.name": "worker", "http.app": "shop", "otelctx.span.sampled": "false", "otelctx.stack.truncated": "true", "otelctx.goroutine.id": "9",
 	}

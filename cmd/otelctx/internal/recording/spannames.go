@@ -70,15 +70,15 @@ func (n *nameTable) name(number uint16) string {
 	return ""
 }
 
-func (n *nameTable) appendTo(attributes []reader.ThreadAttribute, s *sampler.Span) []reader.ThreadAttribute {
+func (n *nameTable) appendTo(attributes []reader.Attribute, s *sampler.Span) []reader.Attribute {
 	if n == nil {
 		return attributes
 	}
 	if name := n.name(s.Name); name != "" {
-		attributes = append(attributes, reader.ThreadAttribute{Key: wire.NameKey, Value: name})
+		attributes = append(attributes, reader.Attribute{Key: wire.NameKey, Value: name})
 	}
 	if endpoint := n.name(s.Endpoint); endpoint != "" {
-		attributes = append(attributes, reader.ThreadAttribute{Key: wire.EndpointKey, Value: endpoint})
+		attributes = append(attributes, reader.Attribute{Key: wire.EndpointKey, Value: endpoint})
 	}
 	return attributes
 }

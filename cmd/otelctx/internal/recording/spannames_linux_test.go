@@ -119,8 +119,8 @@ func TestNameTable(t *testing.T) {
 	var none *nameTable
 	assert.True(t, none.knows(&sampler.Span{Name: 3}))
 	none.read(nil)
-	shown := []reader.ThreadAttribute{{Key: "tenant", Value: "7"}}
+	shown := []reader.Attribute{{Key: "tenant", Value: "7"}}
 	span := &sampler.Span{Name: 2, Endpoint: 9}
-	assert.Equal(t, []reader.ThreadAttribute{{Key: "tenant", Value: "7"}, {Key: "span_name", Value: "query"}}, n.appendTo(shown, span))
+	assert.Equal(t, []reader.Attribute{{Key: "tenant", Value: "7"}, {Key: "span_name", Value: "query"}}, n.appendTo(shown, span))
 	assert.Equal(t, shown, none.appendTo(shown, span))
 }

@@ -152,7 +152,7 @@ func (n *symbolizer) add(ctx context.Context, builder *profile.Builder, samples 
 	stacks := map[stackKey]*namedStack{}
 	n.readNames(ctx, samples)
 	for _, same := range samples.order {
-		var spanAttributes []reader.ThreadAttribute
+		var spanAttributes []reader.Attribute
 		if same.span.Exists() {
 			spanAttributes = same.published.spanNames.appendTo(n.attributes(ctx, samples.target, same), &same.span)
 		}
@@ -332,7 +332,7 @@ func (n *symbolizer) stack(names map[frame]*symbols.Location, raw *rawStack) (_ 
 // attributes decodes the attributes of a span. A process publishes the name of an attribute before it uses
 // the attribute. If a name is missing, attributes therefore reads the publication again, at most once per
 // batch.
-func (n *symbolizer) attributes(ctx context.Context, t *target, same *rawSamples) []reader.ThreadAttribute {
+func (n *symbolizer) attributes(ctx context.Context, t *target, same *rawSamples) []reader.Attribute {
 	if same.span.Attributes == "" || same.published.layout == nil {
 		return nil
 	}

@@ -23,7 +23,7 @@ import (
 // summarized returns a recording of two services, of which only shop publishes span names.
 func summarized() *recording.Result {
 	start := time.Unix(1700000000, 0)
-	attributes := []reader.ThreadAttribute{{Key: "tenant", Value: "blue"}}
+	attributes := []reader.Attribute{{Key: "tenant", Value: "blue"}}
 	return &recording.Result{
 		Start: start, End: start.Add(10 * time.Second), Samples: 1000, Attributed: 700,
 		Work: []recording.WorkUse{{Work: recording.Application, Samples: 600, Attributed: 540}, {Work: recording.Runtime}, {Work: recording.GarbageCollection, Samples: 400}},

@@ -44,7 +44,7 @@ type Sample struct {
 	// Span is nil for samples in no span. Attributes are those published with the span, its name and endpoint among
 	// them.
 	Span       *Span
-	Attributes []reader.ThreadAttribute
+	Attributes []reader.Attribute
 }
 
 // Span identifies the span of a sample. LocalRootSpanID is zeros if it is unknown.
@@ -101,7 +101,7 @@ type SpanUse[A any] struct {
 	// Unproven is the weight of samples that may belong to another span.
 	Unproven uint64
 	// Attributes holds the attributes of the last sample that had any, except the span's name and endpoint.
-	Attributes []reader.ThreadAttribute
+	Attributes []reader.Attribute
 }
 
 // Trace is the row of the spans of one service in a trace.
@@ -186,8 +186,8 @@ type spanKey struct {
 type spanEntry[A any] struct {
 	amount     A
 	unproven   uint32
-	localRoot  [8]byte                   // zeros if unknown
-	attributes *[]reader.ThreadAttribute // nil for none
+	localRoot  [8]byte             // zeros if unknown
+	attributes *[]reader.Attribute // nil for none
 }
 
 type functionKey struct{ service, function string }
@@ -262,7 +262,7 @@ func (t *Tally[A]) Add(s *Sample, amount A) {
 	}
 }
 
-func (t *Tally[A]) addAttributes(attributes []reader.ThreadAttribute, amount A) {
+func (t *Tally[A]) addAttributes(attributes []reader.Attribute, amount A) {
 	for _, a := range attributes {
 		key := attributeKey{a.Key, a.Value}
 		if _, known := t.attributes[key]; !known && len(t.attributes) == maxAttributes {
@@ -310,7 +310,7 @@ func (t *Tally[A]) thinSpans() {
 }
 
 // attributesMemory estimates the memory of attributes, in bytes.
-func attributesMemory(attributes []reader.ThreadAttribute) (bytes int) {
+func attributesMemory(attributes []reader.Attribute) (bytes int) {
 	const size = 64 // bytes of an attribute without its strings
 	for _, a := range attributes {
 		bytes += size + len(a.Key) + len(a.Value)
@@ -383,7 +383,7 @@ func addName[A Amount[A]](names map[nameKey]*Name[A], key nameKey, amount A) {
 	u.Amount = u.Amount.Add(amount)
 }
 
-func (e *spanEntry[A]) list() []reader.ThreadAttribute {
+func (e *spanEntry[A]) list() []reader.Attribute {
 	if e.attributes == nil {
 		return nil
 	}
@@ -474,7 +474,7 @@ func nameRows[A Amount[A]](names map[nameKey]*Name[A]) []Name[A] {
 
 // splitNames returns the span's name and endpoint, empty if missing, and its other attributes. If a key
 // occurs twice, the last value wins.
-func splitNames(attributes []reader.ThreadAttribute) (name, endpoint string, others []reader.ThreadAttribute) {
+func splitNames(attributes []reader.Attribute) (name, endpoint string, others []reader.Attribute) {
 	for _, a := range attributes {
 		switch a.Key {
 		case wire.NameKey:

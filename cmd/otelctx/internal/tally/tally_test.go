@@ -20,7 +20,7 @@ type counter struct{ *Tally[Count] }
 func newCounter(attributes bool) counter { return counter{New[Count](attributes)} }
 
 // add adds samples of a service, in a span if it has an id.
-func (c counter) add(pid int, service string, samples int, span Span, attributes []reader.ThreadAttribute) {
+func (c counter) add(pid int, service string, samples int, span Span, attributes []reader.Attribute) {
 	s := &Sample{PID: pid, Service: service, Attributes: attributes}
 	if span != (Span{}) {
 		s.Span = &span
@@ -39,9 +39,9 @@ func TestTally(t *testing.T) {
 	c.add(10, "a", 1, span(2, 3, false), nil)
 	c.add(10, "a", 1, span(2, 3, true), nil)
 	// Another service with the same ids has its own share of the trace.
-	var shown []reader.ThreadAttribute
+	var shown []reader.Attribute
 	for _, step := range []string{"1", "2"} {
-		shown = []reader.ThreadAttribute{{Key: "step", Value: step}}
+		shown = []reader.Attribute{{Key: "step", Value: step}}
 		c.add(20, "b", 1, span(1, 9, true), shown)
 	}
 	c.add(20, "b", 1, Span{}, nil)
@@ -61,9 +61,9 @@ func TestTally(t *testing.T) {
 }
 
 func TestTallyOfNames(t *testing.T) {
-	attributes := func(pairs ...string) (shown []reader.ThreadAttribute) {
+	attributes := func(pairs ...string) (shown []reader.Attribute) {
 		for i := 0; i < len(pairs); i += 2 {
-			shown = append(shown, reader.ThreadAttribute{Key: pairs[i], Value: pairs[i+1]})
+			shown = append(shown, reader.Attribute{Key: pairs[i], Value: pairs[i+1]})
 		}
 		return shown
 	}
@@ -71,7 +71,7 @@ func TestTallyOfNames(t *testing.T) {
 	for _, s := range []struct {
 		trace, span, root byte
 		times             int
-		shown             []reader.ThreadAttribute
+		shown             []reader.Attribute
 	}{
 		{1, 1, 1, 3, attributes("span_name", "GET /a")},
 		{1, 1, 1, 1, nil}, // while it ends
@@ -106,7 +106,7 @@ func TestTallyIsBounded(t *testing.T) {
 			name = "often"
 		}
 		c.AddStack("a", slices.Values([]string{name}), 1)
-		shown := []reader.ThreadAttribute{{Key: "span_name", Value: name}}
+		shown := []reader.Attribute{{Key: "span_name", Value: name}}
 		c.add(1, "a", 1, Span{SpanID: [8]byte{1, 4: byte(i), byte(i >> 8), byte(i >> 16)}}, shown)
 		require.LessOrEqual(t, len(c.functions), maxFunctions)
 		require.LessOrEqual(t, len(c.attributes), maxAttributes)
@@ -136,7 +136,7 @@ func TestTallyOfManySpans(t *testing.T) {
 // TestTallyOfManyAttributes expects spans to be dropped if their attributes take too much memory.
 func TestTallyOfManyAttributes(t *testing.T) {
 	const spans, samples = 3000, 2 // of each
-	shown := []reader.ThreadAttribute{{Key: "span_name", Value: "n"}, {Key: "k", Value: strings.Repeat("v", maxAttributeBytes/spans*2)}}
+	shown := []reader.Attribute{{Key: "span_name", Value: "n"}, {Key: "k", Value: strings.Repeat("v", maxAttributeBytes/spans*2)}}
 	c := newCounter(false)
 	for i := range spans * samples {
 		span := Span{TraceID: [16]byte{1}, SpanID: [8]byte{1, 6: byte(i % spans >> 8), 7: byte(i % spans)}}

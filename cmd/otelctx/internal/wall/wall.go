@@ -670,7 +670,7 @@ func (p *program) locations(g *waiting.Goroutine, kind string) []*symbols.Locati
 // sampleOf describes a goroutine in a span for the tally.
 func sampleOf(t *target, g *waiting.Goroutine, s *waiting.Span) *tally.Sample {
 	attributes := g.Attributes
-	for _, a := range [...]reader.ThreadAttribute{{Key: wire.NameKey, Value: s.Name}, {Key: wire.EndpointKey, Value: s.Endpoint}} {
+	for _, a := range [...]reader.Attribute{{Key: wire.NameKey, Value: s.Name}, {Key: wire.EndpointKey, Value: s.Endpoint}} {
 		if a.Value != "" {
 			attributes = append(slices.Clip(attributes), a)
 		}

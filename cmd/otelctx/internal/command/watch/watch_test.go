@@ -23,7 +23,7 @@ func sampleThreads() []reader.Thread {
 	return []reader.Thread{
 		{TID: 9, OwnTID: 3, Goroutine: 7, Span: &reader.ThreadSpan{
 			TraceID: [16]byte{15: 1}, SpanID: [8]byte{7: 2}, LocalRootSpanID: [8]byte{7: 3}, Carrier: reader.GoroutineTable, Proven: true,
-			Attributes: []reader.ThreadAttribute{{Key: "z\x1b", Value: "\x1b[2J"}, {Key: "a", Value: strings.Repeat("x", 100)}},
+			Attributes: []reader.Attribute{{Key: "z\x1b", Value: "\x1b[2J"}, {Key: "a", Value: strings.Repeat("x", 100)}},
 		}},
 		{TID: 8, OwnTID: 8, Span: &reader.ThreadSpan{TraceID: [16]byte{1}, SpanID: [8]byte{1}, Carrier: reader.ThreadSlots}},
 		{TID: 10, OwnTID: 10},
