@@ -17,23 +17,17 @@
 //
 // # What a profiler sees
 //
-// Start publishes a span on the current thread, together with the span's transaction. The
-// transaction is the local root: the outermost span of the trace in this process. A span whose
-// parent has ended belongs to the parent's transaction. If that is unknown, the span is published
-// without a transaction, and profilers ignore its samples.
+// Start publishes a span on the current thread, together with the span's transaction: the local root, the
+// outermost span of the trace in this process. If the transaction is unknown, profilers ignore the span's
+// samples. Which span a goroutine is in is decided by the same rules as in package spanctx. An ended span
+// is not published on any thread, regardless of which goroutine called End.
 //
-// Which span a goroutine is in is decided by the same rules as in package spanctx. If both packages are
-// used, they publish the spans of all providers together. An ended span is not published on any thread,
-// regardless of which goroutine called End. If another goroutine ends the span, the nearest live ancestor
-// is published when the span's goroutine starts or ends its next span.
-//
-// The format has no notion of goroutines. Go moves a goroutine between threads when it blocks, and
-// runs others on the thread meanwhile. Until a span starts or ends on that thread, the thread still
-// publishes the span of the previous goroutine. Only goroutines that are locked to their thread are
-// always attributed correctly. Three functions reduce the error: spanctx.Refresh, after calls that block;
-// spanctx.Attach, on goroutines that work for a span of another goroutine; and [NewSampler], for spans
-// that are not sampled. For readers that support them, package spanctx has carriers that are always
-// exact.
+// The format has no notion of goroutines. When a goroutine blocks, Go runs others on its thread, which
+// still publishes the goroutine's span until a span starts or ends there. Only goroutines that are locked
+// to their thread are always attributed correctly. Three functions reduce the error: spanctx.Refresh,
+// after calls that block; spanctx.Attach, on goroutines that work for a span of another goroutine; and
+// [NewSampler], for spans that are not sampled. For readers that support them, package spanctx has carriers
+// that are always exact.
 //
 // # Messages from the profiler
 //
@@ -65,31 +59,12 @@
 //
 // Invalid values are reported to [otel.Handle], and the default is used.
 //
-// # Losses
-//
-// The kernel queues net.unix.max_dgram_qlen messages for a socket, 10 by default, until they are
-// read. Further messages are lost in the profiler, where this package cannot count them. On hosts
-// whose profiler sends in large bursts, a higher limit helps. It applies to sockets created
-// afterwards:
-//
-//	sysctl -w net.unix.max_dgram_qlen=512
-//
-// Messages that arrive but cannot be used are counted, see [Current] and [Integration.Stats].
-//
 // # Limits
 //
-//   - A profiler can delay transactions by at most 30 seconds, or by [WithMaxDelay].
-//   - A transaction has at most 65,536 samples. All transactions together have at most 1,048,576
-//     samples, plus up to 64 for each transaction. Further samples are dropped, so the counts of
-//     stack traces are too low.
-//   - At most 65,536 live spans are published. If there are more, old ones are no longer published,
-//     and get no further stack traces.
-//   - Service names and environments are truncated to 128 bytes. A registration whose host.id is
-//     longer than 1,024 bytes is malformed.
-//
-// All losses due to these limits are counted or reported, except truncated names. Goroutines whose
-// ids are equal modulo 65,536 clear each other's spans, which is not counted. When an integration
-// starts, it removes sockets that killed processes of the same user have left in the directory.
+// Delays, queues, samples and live spans are bounded, and what exceeds a bound is counted ([Integration.Stats])
+// or reported: see [Export and limits]. Goroutines whose ids are equal modulo 65,536 clear each other's
+// spans, which is not counted. When an integration starts, it removes sockets that killed processes of the
+// same user have left in the directory.
 //
 // # Several providers
 //
@@ -110,5 +85,6 @@
 //
 // Everything in this package may be called concurrently.
 //
+// [Export and limits]: https://github.com/otelctx/otelctx/blob/main/docs/universal-profiling.md#export-and-limits
 // [Universal Profiling integration]: https://github.com/elastic/apm/blob/main/specs/agents/universal-profiling-integration.md
 package universalprofiling
