@@ -89,23 +89,30 @@ func (r *Ring) Info() Info {
 // of the previous thread. In layout 2 readers notice this, because the slot records the goroutine.
 func (r *Ring) Store(s *Span) {
 	if r.isNil() || s == nil {
-		return // a nil dereference while pinned would crash the process
+		return
 	}
-	stored := ring.Span{
+	r.store(&ring.Span{
 		TraceIDHigh: binary.BigEndian.Uint64(s.TraceID[:8]),
 		TraceIDLow:  binary.BigEndian.Uint64(s.TraceID[8:]),
 		SpanID:      binary.BigEndian.Uint64(s.SpanID[:]),
 		TraceFlags:  s.TraceFlags,
 		Attributes:  s.Attributes,
-	}
+	})
+}
+
+func (r *Ring) store(s *ring.Span) {
 	goruntime.Pin()
 	self := r.runtime.Self()
-	r.ring.Store(r.id(&self), &stored, &self)
+	r.ring.Store(r.id(&self), s, &self)
 	goruntime.Unpin()
 }
 
 // Clear removes the span from the slot of the calling thread or goroutine.
-func (r *Ring) Clear() { r.Store(&Span{}) }
+func (r *Ring) Clear() {
+	if !r.isNil() {
+		r.store(&ring.Span{})
+	}
+}
 
 // Get returns the span that the calling goroutine has published, without attributes, and whether
 // there is one. It looks in the slot of the goroutine or, in a ring indexed by thread, of the
