@@ -141,6 +141,9 @@ type goroutineSpan struct {
 	// span is the published span at first, and the active span after resolve. 0 means that the
 	// goroutine is in no span.
 	span SpanRef
+	// ended is the lineage of the published span if it is known that the span has ended. Otherwise it
+	// is nil, and the span's cell decides.
+	ended *lineage
 	// known is set by resolve. It is false if the active span is unknown, because the cell of the
 	// published span has been reused or was changing.
 	known bool
@@ -159,7 +162,7 @@ func (t *spanTable) resolve(memory remotemem.Reader, goroutineSpans []goroutineS
 	for reads := 0; ; reads++ { // published spans are read first, then ancestors of those that have ended
 		allSettled := true
 		for i := range goroutineSpans {
-			_, _, settled := activeSpan(cells, goroutineSpans[i].span, goroutineSpans[i].goid)
+			_, _, settled := goroutineSpans[i].active(cells)
 			allSettled = allSettled && settled
 		}
 		if allSettled {
@@ -171,10 +174,19 @@ func (t *spanTable) resolve(memory remotemem.Reader, goroutineSpans []goroutineS
 	}
 	for i := range goroutineSpans {
 		p := &goroutineSpans[i]
-		p.span, p.known, _ = activeSpan(cells, p.span, p.goid)
+		p.span, p.known, _ = p.active(cells)
 		if f, _ := cells.lookup(p.span, cells.first); f != nil {
 			p.starter = f.starter
 		}
 	}
 	return nil
+}
+
+// active returns the goroutine's active span: see [activeSpan].
+func (p *goroutineSpan) active(cells *cellReader) (active SpanRef, known, settled bool) {
+	if p.ended == nil {
+		return activeSpan(cells, p.span, p.goid)
+	}
+	active, settled = p.ended.next(cells, p.goid)
+	return active, true, settled
 }

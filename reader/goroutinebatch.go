@@ -45,6 +45,7 @@ func (c *goroutineCall) readBatch(out []Goroutine, pending []int) error {
 	c.result.Lost += len(pending)
 	for _, i := range pending {
 		out[i].WaitReason, out[i].waitSince, out[i].OwnTID, out[i].Stack, out[i].StackErr = "", 0, 0, nil, errTorn
+		out[i].Wait, out[i].Creator, out[i].CreatedAt, out[i].Entry = Wait{}, 0, 0, 0
 		out[i].Span, out[i].SpanKnown, out[i].LastPublished, out[i].labels = 0, false, 0, 0
 	}
 	return nil
@@ -121,12 +122,19 @@ func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int,
 	if err != nil {
 		return nil, err
 	}
+	var waiting []int
+	var waits []goroutineReading
 	for i, index := range pending {
 		if !c.decode(&out[index], &readings[i], ok) {
 			changed = append(changed, index)
+			continue
+		}
+		if c.options.Details && out[index].State == GoroutineWaiting {
+			waiting, waits = append(waiting, index), append(waits, readings[i])
 		}
 	}
-	return changed, nil
+	moved, err := c.readWaits(out, waiting, waits)
+	return append(changed, moved...), err
 }
 
 // prepare allocates the buffer for the goroutine's stack. It returns false if the goroutine needs
@@ -135,9 +143,16 @@ func (c *goroutineCall) prepare(r *goroutineReading) bool {
 	if r.g.Data == nil || c.stateErr != nil || !c.layout.Is(r.g) {
 		return false
 	}
-	if low, high, ok := c.layout.UsedStack(r.g); ok && c.options.Stacks && c.stacksErr == nil {
+	most := uint64(0)
+	switch {
+	case c.options.Stacks && c.stacksErr == nil:
+		most = firstStack
+	case c.options.Details:
+		most = waitStack + 8
+	}
+	if low, high, ok := c.layout.UsedStack(r.g); ok && most > 0 {
 		r.used = high - low
-		r.g.Stack = gostack.Stack{Low: low, Data: c.scratch.alloc(int(min(r.used, firstStack)))}
+		r.g.Stack = gostack.Stack{Low: low, Data: c.scratch.alloc(int(min(r.used, most)))}
 	}
 	return true
 }
@@ -194,6 +209,9 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 	if c.labels {
 		out.labels = binary.NativeEndian.Uint64(r.g.Data[c.runtime.GLabels:])
 	}
+	if c.options.Details {
+		c.setOrigin(out, r.g)
+	}
 	if reason, ok := c.layout.WaitReasonOf(r.g); ok && reason < len(c.reasons) {
 		out.WaitReason = c.reasons[reason]
 	}
@@ -219,6 +237,20 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 	return c.unwind(out, r, scanned)
 }
 
+// setOrigin sets Entry, CreatedAt and Creator. Before the entry, g has had the same fields since Go 1.21:
+// the id of the creator, the return address of its go statement, and a pointer.
+func (c *goroutineCall) setOrigin(out *Goroutine, g *gostack.G) {
+	out.Entry, out.CreatedAt, out.Creator = 0, 0, 0
+	if c.entry == 0 || c.options.Code == nil {
+		return
+	}
+	out.Entry = word(g.Data, c.entry)
+	at := word(g.Data, c.entry-2*8) - 1
+	if _, _, ok := c.options.Code.Frame(at); ok {
+		out.CreatedAt, out.Creator = at, word(g.Data, c.entry-3*8)
+	}
+}
+
 // unwind unwinds the stack of a goroutine that is not running, and reads more of the stack if
 // necessary. scanned says that the garbage collector held the goroutine and may have been moving
 // its stack. unwind returns false if the goroutine must be read again.
@@ -236,8 +268,10 @@ func (c *goroutineCall) unwind(out *Goroutine, r *goroutineReading, scanned bool
 		case err != nil || !c.layout.SameAs(r.g.Data, r.after):
 			return false
 		default:
+			innermost := r.g.Stack.Data
 			r.g.Stack.Data = s.large
 			pcs, result = c.layout.Unwind(r.g, c.options.Code, pcs[:first])
+			r.g.Stack.Data = innermost
 		}
 	}
 	if scanned && result != gostack.Complete {

@@ -32,6 +32,9 @@ type goroutineLayout struct {
 	reasons    []string
 	reasonsErr error
 	searched   bool
+	// entry is the offset in g of the address of the function that the goroutine was started with. It
+	// is 0 until it has been found.
+	entry int
 }
 
 // goroutineState caches what [Process.Goroutines] needs between calls.
@@ -41,6 +44,29 @@ type goroutineState struct {
 	// collections holds the ends of garbage collections that goroutines of this program have shown,
 	// in nanoseconds of CLOCK_MONOTONIC, the latest last.
 	collections []int64
+	// list is the address of the slice of all gs, or 0 if it is unknown, and listSelf the offset in a g of
+	// the pointer to the g itself. listSearches is the number of times that the list has been searched for
+	// in vain.
+	list         uint64
+	listSelf     int
+	listSearches int
+	waits        waitLayout
+}
+
+// keepWaits remembers what a call has found out for later calls.
+func (s *goroutineState) keepWaits(v *threadView, found waitLayout) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.layout.view == v {
+		s.waits = found
+	}
+}
+
+// use forgets everything that was learnt with another view.
+func (s *goroutineState) use(v *threadView) {
+	if s.layout.view != v {
+		s.layout, s.collections, s.list, s.listSelf, s.listSearches, s.waits = goroutineLayout{view: v}, nil, 0, 0, 0, waitLayout{}
+	}
 }
 
 const (
@@ -63,9 +89,7 @@ func (c *goroutineCall) loadLayout(v *threadView, refs []GoroutineRef) error {
 	s := &c.process.goroutines
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.layout.view != v {
-		s.layout, s.collections = goroutineLayout{view: v}, nil
-	}
+	s.use(v)
 	k := &s.layout
 	if !k.searched {
 		if err := c.findReasons(k); err != nil {
@@ -77,7 +101,8 @@ func (c *goroutineCall) loadLayout(v *threadView, refs []GoroutineRef) error {
 			return err
 		}
 	}
-	c.goroutineLayout = *k
+	c.goroutineLayout, c.waits = *k, s.waits
+	c.waits.sudogs, c.waits.polls = slices.Clone(s.waits.sudogs), slices.Clone(s.waits.polls)
 	c.result.StateErr, c.result.StacksErr, c.result.ReasonsErr = k.stateErr, k.stacksErr, k.reasonsErr
 	if errors.Is(k.stacksErr, gostack.ErrNotParked) || len(refs) == 0 {
 		c.result.StacksErr = nil // no goroutine is parked, so no stack is missing
@@ -134,7 +159,43 @@ func (k *goroutineLayout) calibrateOnce(m *goroutineMemory, goid int, code GoCod
 	}
 	k.layout, k.stacksErr = layout, err
 	k.settled = confirmed >= settledSize
+	if err == nil && code != nil {
+		k.findEntry(gs, code)
+	}
 	return nil
+}
+
+// findEntry finds the offset in g of the address of the function that the goroutine was started with:
+// the only one at which nine of ten gs have the address of the beginning of their outermost function.
+// Those of threads that C has created have none.
+func (k *goroutineLayout) findEntry(gs []gostack.G, code GoCode) {
+	votes, voters := map[int]int{}, 0
+	for i := range gs {
+		pcs, result := k.layout.Unwind(&gs[i], code, nil)
+		if result != gostack.Complete || len(pcs) == 0 {
+			continue
+		}
+		outermost, _, ok := code.Frame(pcs[len(pcs)-1])
+		if !ok {
+			continue
+		}
+		voters++
+		for offset := k.layout.WaitReason + 8; offset+8 <= len(gs[i].Data); offset += 8 {
+			if function, size, ok := code.Frame(word(gs[i].Data, offset)); ok && function == outermost && size == 0 {
+				votes[offset]++
+			}
+		}
+	}
+	var found []int
+	for offset, n := range votes {
+		if n*10 >= voters*9 {
+			found = append(found, offset)
+		}
+	}
+	k.entry = 0
+	if len(found) == 1 {
+		k.entry = found[0]
+	}
 }
 
 // sample reads the g of up to sampleSize of the goroutines in refs. It leaves out goroutines that

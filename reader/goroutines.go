@@ -60,6 +60,14 @@ type Goroutine struct {
 	// unknown. The runtime records only between which garbage collections a wait began. The bound
 	// is the time since the later one, if another goroutine has shown when that was.
 	WaitedFor time.Duration
+	// Wait is the object that the goroutine waits for. It is known only if
+	// [GoroutineOptions.Details] is set.
+	Wait Wait
+	// Creator is the id of the goroutine that started this one, which may have exited. CreatedAt is
+	// the address of the go statement, in the same form as the addresses in Stack, and Entry the
+	// address of the function that it called. They are 0 if unknown, as they are unless
+	// [GoroutineOptions.Details] is set. Creator is also 0 for the first goroutine.
+	Creator, CreatedAt, Entry uint64
 	// OwnTID is the id, in the process's own PID namespace, of the thread on which the goroutine is
 	// running or in a system call. It is 0 in other states, and if it is unknown.
 	OwnTID int
@@ -74,9 +82,11 @@ type Goroutine struct {
 	StackErr error
 
 	// Span is the goroutine's active span, or 0 if the goroutine is in no span. It is valid only if
-	// SpanKnown is true. The span is unknown, for example, if the process has no goroutine table,
-	// if the goroutine has never published a span itself, or if its table entry belongs to another
-	// goroutine. Goroutines whose ids are equal modulo 65,536 share an entry.
+	// SpanKnown is true. A goroutine that has published nothing itself is in the span that it has
+	// inherited, if it still has the labels of the goroutine that started it. The span is unknown,
+	// for example, if the process has neither a goroutine table nor goroutine records, or if the
+	// goroutine has no labels and its table entry belongs to another goroutine. Goroutines whose ids
+	// are equal modulo 65,536 share an entry.
 	Span      SpanRef
 	SpanKnown bool
 	// LastPublished is the span that the goroutine published last, or 0 if that is unknown or the
@@ -130,6 +140,8 @@ type GoroutineOptions struct {
 	Stacks bool
 	// Spans requests active spans. Attributes requests active spans together with their attributes.
 	Spans, Attributes bool
+	// Details requests the objects that goroutines wait for and, if Code is set, who started them.
+	Details bool
 	// Code is used to unwind where frame pointers are not enough. It may be nil. It is called only
 	// on the goroutine that calls [Process.Goroutines].
 	Code GoCode
@@ -188,8 +200,12 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	if options.Spans || options.Attributes {
 		call.entries = v.goroutines
 	}
-	if options.Attributes && call.entries != nil && v.record.Offset > 0 && v.record.Ref > 0 && v.runtime.GLabels != 0 {
+	if (options.Spans || options.Attributes) && v.hasRecords() {
 		call.labels, call.size = true, max(call.size, v.runtime.GLabels+8)
+	}
+	if options.Details {
+		call.budget = newWaitBudget(len(refs))
+		call.size = max(call.size, v.runtime.GLabels+8)
 	}
 	call.scratch, _ = goroutineScratches.Get().(*goroutineScratch)
 	defer goroutineScratches.Put(call.scratch)
@@ -216,8 +232,12 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 			return nil, p.classify(err)
 		}
 	}
+	p.goroutines.keepWaits(v, call.waits)
 	call.setWaits()
 	if err := call.resolveSpans(v); err != nil {
+		return nil, p.classify(err)
+	}
+	if err := call.readInherited(v); err != nil {
 		return nil, p.classify(err)
 	}
 	if err := call.readAttributes(v); err != nil {
@@ -243,6 +263,8 @@ type goroutineCall struct {
 	goroutineMemory
 	goroutineLayout
 
+	waits  waitLayout
+	budget waitBudget
 	result *Goroutines
 	// pcs holds the stacks of all goroutines. large is the total size of the stacks that were read
 	// separately.

@@ -40,6 +40,9 @@ func (m *hostileMemory) ReadParts(parts []remotemem.Part) (int, error) {
 	return len(parts), nil
 }
 
+// hostileWait is the maximum number of bytes that are read to find out what a goroutine waits for.
+const hostileWait = moreCases*(2*sudogSize+channelSize) + waitStack/8*(sudogSize+pollSize)
+
 // FuzzGoroutines checks that reading goroutines terminates and stays within the documented limits,
 // whatever the memory of the process contains.
 func FuzzGoroutines(f *testing.F) {
@@ -52,10 +55,11 @@ func FuzzGoroutines(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, count uint8, changes bool) {
 		memory := &hostileMemory{data: data, changes: changes}
 		call := &goroutineCall{
-			ctx: context.Background(), process: &Process{}, options: GoroutineOptions{Stacks: true},
+			ctx: context.Background(), process: &Process{}, options: GoroutineOptions{Stacks: true, Details: true},
+			waits: waitLayout{waiting: 256, channel: 88}, budget: newWaitBudget(int(count)),
 			goroutineMemory: goroutineMemory{memory, gRead, new(goroutineScratch)},
 			runtime:         RuntimeOffsets{GM: 48, GGoid: 152, MProcid: 64, MCurg: 184}, result: new(Goroutines),
-			goroutineLayout: goroutineLayout{layout: gostack.Layout{
+			goroutineLayout: goroutineLayout{reasons: []string{"", "select", "chan receive", "sync.Mutex.Lock", "IO wait", "sync.Cond.Wait"}, layout: gostack.Layout{
 				Goid: 152, SP: 56, PC: 64, LR: 88, Status: 144, WaitSince: 168, WaitReason: 176, BP: 96, Goexit: 0x40_1000,
 			}},
 		}
@@ -78,7 +82,7 @@ func FuzzGoroutines(f *testing.F) {
 				t.Fatalf("%d frames", len(g.Stack))
 			}
 		}
-		if most := maxSampleStacks + (int(count)+1)*(goroutineTries+1)*(maxStack+firstStack+4*gRead); memory.bytes > most {
+		if most := maxSampleStacks + (int(count)+1)*(goroutineTries+1)*(maxStack+firstStack+5*gRead+hostileWait); memory.bytes > most {
 			t.Fatalf("read %d bytes for %d goroutines", memory.bytes, count)
 		}
 	})

@@ -42,7 +42,7 @@ func (c *goroutineCall) resolveSpans(v *threadView) error {
 // if the record refers to the goroutine's active span and the goroutine's label pointer still leads
 // to the record.
 func (c *goroutineCall) readAttributes(v *threadView) error {
-	if !c.labels {
+	if !c.labels || !c.options.Attributes {
 		return nil
 	}
 	type reading struct {

@@ -101,8 +101,8 @@ func (t *goroutineTable) inSpan(source threadTarget) ([]spanGoroutine, error) {
 }
 
 // JoinedGoroutines returns the goroutines that are in a live span started by another goroutine:
-// they have attached the span, or returned to it when a span of their own ended. It does not find
-// goroutines that have inherited a span and have published nothing themselves.
+// they have attached the span, or returned to it when a span of their own ended. For goroutines that
+// have inherited a span and have published nothing themselves, see [Process.InheritedGoroutines].
 //
 // For the goroutine that started a live span, see [LiveSpan.Goroutine]. For the span that a
 // goroutine is in now, see [Goroutine.Span].

@@ -6,7 +6,6 @@ package reader
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"syscall"
 
@@ -565,6 +564,8 @@ func (r *threadReader) addCell(s *ThreadSpan) (settled bool) {
 const (
 	labelSize = 32  // bytes of a label in the runtime's label list
 	maxLabels = 256 // maximum number of labels in a list that is compared with a record
+
+	traceDigits, spanDigits = 32, 16 // digits of the ids in labels
 )
 
 // labelsHaveIDs reports whether the labels in front of a record contain the ids of s, the record's
@@ -577,32 +578,17 @@ const (
 // If the memory has been freed since the record was read, the ids are missing or the next read
 // finds another record. The error comes from memory.
 func (r *threadReader) labelsHaveIDs(s *ThreadSpan) (bool, error) {
-	list, n := binary.NativeEndian.Uint64(r.record), binary.NativeEndian.Uint64(r.record[16:])
-	if !validPointer(list) || n > maxLabels {
+	ids := recordIDs{trace: s.TraceID, span: s.SpanID}
+	if !ids.wantList(r.record) {
 		return false, nil
 	}
-	labels := make([]byte, n*labelSize)
-	if ok, err := r.readAll(remotemem.Part{Address: list, Data: labels}); !ok {
+	if ok, err := r.readAll(ids.list); !ok {
 		return false, err
 	}
-	const traceDigits, spanDigits = 32, 16
-	var parts []remotemem.Part
-	for ; len(labels) > 0; labels = labels[labelSize:] {
-		value, size := binary.NativeEndian.Uint64(labels[16:]), binary.NativeEndian.Uint64(labels[24:])
-		if (size == traceDigits || size == spanDigits) && value < addressEnd {
-			parts = append(parts, remotemem.Part{Address: value, Data: make([]byte, size)})
-		}
-	}
-	if ok, err := r.readAll(parts...); !ok {
+	if ok, err := r.readAll(ids.wantValues()...); !ok {
 		return false, err
 	}
-	trace, span := hex.EncodeToString(s.TraceID[:]), hex.EncodeToString(s.SpanID[:])
-	var hasTrace, hasSpan bool
-	for _, p := range parts {
-		hasTrace = hasTrace || string(p.Data) == trace
-		hasSpan = hasSpan || string(p.Data) == span
-	}
-	return hasTrace && hasSpan, nil
+	return ids.match(), nil
 }
 
 // readAll reads parts and reports whether all of them are readable. It returns any error except
