@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/callstack"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/spans"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/verify"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/watch"
@@ -90,7 +91,7 @@ type (
 	frameDocument   = watch.Document
 	spansDocument   = spans.Document
 	spanDocument    = spans.Span
-	codeDocument    = spans.Code
+	codeDocument    = callstack.Code
 	verifyDocument  = verify.Document
 	recordDocument  = report.Document
 	wallDocument    = report.WallDocument

@@ -25,7 +25,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/spans"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/callstack"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
@@ -58,6 +58,8 @@ func buildWaitingService(t *testing.T, v programs.Variant) string {
 type traceback struct {
 	state string
 	stack []codeDocument
+	// creator is the function with the go statement that started the goroutine.
+	creator string
 }
 
 var (
@@ -86,6 +88,11 @@ func (p *waitingService) dump(t *testing.T) map[uint64]traceback {
 			continue
 		}
 		if m := tracebackPlace.FindStringSubmatch(line); m != nil {
+			if creator, ok := strings.CutPrefix(function, "created by "); ok {
+				g := found[id]
+				g.creator, _, _ = strings.Cut(creator, " in goroutine ")
+				found[id] = g
+			}
 			if function != "runtime.goexit" && !strings.HasPrefix(function, "created by ") {
 				g := found[id]
 				number, err := strconv.Atoi(m[2])
@@ -337,10 +344,10 @@ func TestSpansOfStoppedProcess(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
 	p := startWaitingService(t, buildWaitingService(t, programs.Static), "1", "running")
-	running := func() (spanDocument, spans.Stack) {
+	running := func() (spanDocument, callstack.Stack) {
 		d := p.spans(t, "--name", "running", "--stacks")
 		if !assert.Len(t, d.Spans, 1) {
-			return spanDocument{}, spans.Stack{}
+			return spanDocument{}, callstack.Stack{}
 		}
 		return d.Spans[0], d.Stacks[d.Spans[0].Goroutine]
 	}
@@ -425,6 +432,11 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 			if g.In < 0 {
 				continue
 			}
+			last := frames[len(frames)-1].Function
+			if last == "main.rest.func1" { // It has inherited the span from the goroutine that rests.
+				require.NotContains(t, fmt.Sprint(frames), "main.churn", frames)
+				continue
+			}
 			name := snapshot.Spans[g.In].Name
 			rests := 0
 			for i, f := range frames {
@@ -441,7 +453,6 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 			if kind := waiting.Kind(g, frames); kind == "sleep" || kind == "chan receive" {
 				require.Equal(t, 1, rests, "%s: %s: %v", name, kind, frames)
 			}
-			last := frames[len(frames)-1].Function
 			require.True(t, strings.HasPrefix(last, "main.churn.") || last == "sync.(*WaitGroup).Go.func1", frames)
 		}
 	}
@@ -620,8 +631,8 @@ func TestSpansLeaked(t *testing.T) {
 	p.Done()
 }
 
-// TestSpansOfJoinedGoroutines checks that a span is reported with the goroutines that have attached it, and is
-// reported as leaked only if no goroutine works on it or its children any longer.
+// TestSpansOfJoinedGoroutines checks that a span is reported with the goroutines that have attached or inherited it, and
+// is reported as leaked only if no goroutine works on it or its children any longer.
 func TestSpansOfJoinedGoroutines(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
@@ -630,28 +641,33 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 		leaked, state, attribute string
 		joined                   []string
 	}
-	joined := "waiting chan receive joined"
+	joined, inherited := "waiting chan receive joined", "waiting chan receive starter's"
 	want := map[string]span{
-		"exited, attached":        {"", "gone", "", []string{joined}},
-		"moved on, attached":      {"", "waiting", "", []string{joined, joined}},
-		"exited, child elsewhere": {"", "gone", "", nil},
-		"child":                   {"", "waiting", "starter's", nil},
-		"exited":                  {"exited", "gone", "", nil},
-		"moved on":                {"moved_on", "waiting", "", nil},
-		"forgotten":               {"moved_on", "waiting", "", nil},
-		"around":                  {"", "waiting", "starter's", nil},
-		"inner left":              {"moved_on", "waiting", "", nil},
-		"root":                    {"", "waiting", "", nil},
-		"sibling 1":               {"", "waiting", "", nil},
-		"sibling 2":               {"", "waiting", "starter's", nil},
-		"asks another service":    {"", "waiting", "", nil},
-		"another trace":           {"", "waiting", "", nil},
-		"message 0":               {"", "waiting", "", nil},
-		"message 1":               {"", "waiting", "", nil},
-		"message 2":               {"", "waiting", "", nil},
-		"body not closed":         {"moved_on", "waiting", "", nil},
-		"second request":          {"", "waiting", "", nil},
-		"left long ago":           {"moved_on", "waiting", "", nil},
+		"exited, attached":          {"", "waiting", "joined", nil},
+		"moved on, attached":        {"", "waiting", "", []string{joined, joined}},
+		"exited, inherited":         {"", "waiting", "starter's", nil},
+		"exited, inherited by many": {"", "waiting", "starter's", slices.Repeat([]string{inherited}, 49)},
+		"exited, inherited twice":   {"", "waiting", "starter's", nil},
+		"exited, labels replaced":   {"exited", "gone", "", nil},
+		"waits, inherited":          {"", "waiting", "starter's", []string{"waiting chan receive ", inherited}}, // the record of a span that has ended has no attributes
+		"exited, child elsewhere":   {"", "gone", "", nil},
+		"child":                     {"", "waiting", "starter's", nil},
+		"exited":                    {"exited", "gone", "", nil},
+		"moved on":                  {"moved_on", "waiting", "", nil},
+		"forgotten":                 {"moved_on", "waiting", "", nil},
+		"around":                    {"", "waiting", "starter's", nil},
+		"inner left":                {"moved_on", "waiting", "", nil},
+		"root":                      {"", "waiting", "", nil},
+		"sibling 1":                 {"", "waiting", "", nil},
+		"sibling 2":                 {"", "waiting", "starter's", nil},
+		"asks another service":      {"", "waiting", "", nil},
+		"another trace":             {"", "waiting", "", nil},
+		"message 0":                 {"", "waiting", "", nil},
+		"message 1":                 {"", "waiting", "", nil},
+		"message 2":                 {"", "waiting", "", nil},
+		"body not closed":           {"moved_on", "waiting", "", nil},
+		"second request":            {"", "waiting", "", nil},
+		"left long ago":             {"moved_on", "waiting", "", nil},
 	}
 	live := func() map[string]span {
 		found := map[string]span{}
@@ -660,6 +676,7 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 			for _, j := range s.Joined {
 				f.joined = append(f.joined, strings.Join([]string{j.State, j.WaitingFor, j.Attributes["tenant"]}, " "))
 			}
+			slices.Sort(f.joined)
 			found[s.Name] = f
 		}
 		return found
@@ -672,9 +689,9 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 	for _, s := range p.spans(t, "--leaked").Spans {
 		leaks = append(leaks, s.Name)
 	}
-	assert.ElementsMatch(t, []string{"exited", "moved on", "forgotten", "inner left", "body not closed", "left long ago"}, leaks)
+	assert.ElementsMatch(t, []string{"exited", "exited, labels replaced", "moved on", "forgotten", "inner left", "body not closed", "left long ago"}, leaks)
 	var recorded wallDocument
-	run := otelctx(t, "record", "--wall", "-d", "300ms", "-F", "100", "--json", p.pid)
+	run := otelctx(t, "record", "--wall", "-d", "300ms", "-F", "100", "--top", "0", "--json", p.pid)
 	require.Zero(t, run.code, run.stderr)
 	require.NoError(t, json.Unmarshal([]byte(run.stdout), &recorded))
 	for _, name := range recorded.SpanNames {
@@ -687,7 +704,10 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 		}
 	}
 	each := times["child"] // the time of one goroutine
-	for name, goroutines := range map[string]float64{"exited, attached": 1, "moved on, attached": 2, "child": 1, "sibling 2": 1, "around": 1, "another trace": 1, "message 2": 1, "second request": 1} {
+	for name, goroutines := range map[string]float64{
+		"exited, attached": 1, "moved on, attached": 2, "exited, inherited": 1, "exited, inherited by many": 50, "exited, inherited twice": 1, "waits, inherited": 3,
+		"child": 1, "sibling 2": 1, "around": 1, "another trace": 1, "message 2": 1, "second request": 1,
+	} {
 		assert.InDelta(t, goroutines, times[name]/each, 0.1, name)
 		delete(times, name)
 	}

@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime/pprof"
 	"strconv"
 	"sync"
 
@@ -20,8 +21,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// attach starts goroutines that leave spans without ending them. Some of the spans are attached on
-// other goroutines. The name of a span says what has happened to it. When attach reads a line, the
+// attach starts goroutines that leave spans without ending them. Some of the spans are attached or
+// inherited by other goroutines. The name of a span says what has happened to it. When attach reads a line, the
 // goroutine that has attached the span "exited, attached" leaves that span.
 func attach() {
 	tracer := newTracer(nil, spanctx.WithAttributeKeys("tenant"))
@@ -147,6 +148,30 @@ func attach() {
 		}()
 		<-empty
 	})
+	inherit := func(name string, children int, wait func()) {
+		scene(func(done func()) {
+			_, _ = start(ctx, name)
+			for range children {
+				go wait()
+			}
+			done()
+		})
+	}
+	inherit("exited, inherited", 1, joinedWait)
+	inherit("exited, inherited by many", many, joinedWait)
+	inherit("exited, inherited twice", 1, func() { go joinedWait() })
+	inherit("exited, labels replaced", 1, func() {
+		pprof.Do(context.Background(), pprof.Labels("user", "own"), func(context.Context) { joinedWait() })
+	})
+	scene(func(done func()) {
+		parent, _ := start(ctx, "waits, inherited")
+		go joinedWait()
+		_, span := start(parent, "inherited, ended")
+		go joinedWait()
+		span.End()
+		done()
+		<-empty
+	})
 	ready.Wait()
 	fmt.Println("started")
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
@@ -158,6 +183,9 @@ func attach() {
 
 // cells is the number of cells of live spans.
 const cells = 1 << 16
+
+// many is the number of goroutines that inherit the span "exited, inherited by many".
+const many = 50
 
 //go:noinline
 func joinedWait() { <-empty }

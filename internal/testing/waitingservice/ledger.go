@@ -32,16 +32,17 @@ type entry struct {
 	Name            string `json:"name"`
 	Endpoint        string `json:"endpoint"`
 	Start           int64  `json:"start_time_unix_nano"`
-	// Goroutine is the id of the goroutine that started the span. Joined lists the ids of other
-	// goroutines that are in the span because they have attached it.
+	// Goroutine is the id of the goroutine that started the span or, if that has exited, the lowest id of
+	// those that have attached it. Joined lists the ids of the others that have attached it.
 	Goroutine uint64   `json:"goroutine"`
 	Joined    []uint64 `json:"joined"`
 	// Leaked is empty if a goroutine is in the span or in a descendant of it. Otherwise it tells what the
 	// goroutine that started the span did: exited or moved_on.
 	Leaked string `json:"leaked"`
 
-	span   trace.Span
-	parent *entry // may have ended
+	span    trace.Span
+	starter uint64
+	parent  *entry // may have ended
 	// attached is the number of goroutines that have attached the span.
 	attached int
 }
@@ -56,7 +57,7 @@ func (l *ledger) OnStart(parent context.Context, span sdktrace.ReadWriteSpan) {
 	sc := span.SpanContext()
 	e := &entry{
 		TraceID: sc.TraceID().String(), SpanID: sc.SpanID().String(), Name: span.Name(), Start: span.StartTime().UnixNano(),
-		Goroutine: goroutineID(), Joined: []uint64{}, span: span,
+		starter: goroutineID(), span: span,
 	}
 	e.LocalRootSpanID, e.Endpoint = e.SpanID, e.Name
 	if e.parent = l.live[trace.SpanContextFromContext(parent).SpanID()]; e.parent != nil {
@@ -179,7 +180,7 @@ func (s *staff) act(m *member) (exits bool) {
 		m.places = m.places[:last]
 	case action == 7 && len(m.places) < most:
 		for _, e := range s.live { // in random order
-			if e.parent == nil && e.Goroutine != m.id {
+			if e.parent == nil && e.starter != m.id {
 				e.attached++
 				m.places = append(m.places, place{e, spanctx.Attach(trace.ContextWithSpan(context.Background(), e.span)).Detach})
 				break
@@ -201,7 +202,7 @@ func (s *staff) act(m *member) (exits bool) {
 		m.places = nil
 	case action == 9 && len(s.abandoned) > 0:
 		i := rand.IntN(len(s.abandoned))
-		if e := s.abandoned[i]; e.Goroutine != m.id && e.attached == 0 {
+		if e := s.abandoned[i]; e.starter != m.id && e.attached == 0 {
 			s.abandoned = slices.Delete(s.abandoned, i, i+1)
 			e.span.End()
 		}
@@ -209,12 +210,12 @@ func (s *staff) act(m *member) (exits bool) {
 	return exits
 }
 
-// entries updates Joined and Leaked of the live spans, and returns these spans.
+// entries updates Goroutine, Joined and Leaked of the live spans, and returns these spans.
 func (s *staff) entries() []*entry {
 	s.turn.Lock()
 	defer s.turn.Unlock()
 	for _, e := range s.live {
-		e.Joined = e.Joined[:0]
+		e.Goroutine, e.Joined = e.starter, []uint64{}
 	}
 	occupied := map[*entry]bool{}
 	for _, m := range s.members {
@@ -234,10 +235,14 @@ func (s *staff) entries() []*entry {
 		switch {
 		case occupied[e]:
 			e.Leaked = ""
-		case s.members[e.Goroutine] == nil:
+		case s.members[e.starter] == nil:
 			e.Leaked = "exited"
 		default:
 			e.Leaked = "moved_on"
+		}
+		slices.Sort(e.Joined)
+		if s.members[e.starter] == nil && len(e.Joined) > 0 {
+			e.Goroutine, e.Joined = e.Joined[0], e.Joined[1:]
 		}
 		all = append(all, e)
 	}

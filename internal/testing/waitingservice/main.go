@@ -11,6 +11,7 @@
 //	waitingservice attach
 //	waitingservice churn
 //	waitingservice ledger COUNT
+//	waitingservice objects COUNT
 //	waitingservice work COUNT [PAUSE COMPUTE]
 //
 // The first form parks COUNT goroutines, or more if there are more ways. With WAY, all COUNT goroutines
@@ -27,6 +28,7 @@
 //   - churn makes goroutines wait briefly, again and again, on stacks that grow and shrink. Each has functions that no
 //     other goroutine calls.
 //   - ledger makes COUNT goroutines start and end spans at random, and reports which spans are live: see [keepLedger].
+//   - objects makes COUNT goroutines wait for each of several locks, channels and connections: see [objects].
 //   - work makes COUNT workers serve requests: see [work].
 package main
 
@@ -274,7 +276,7 @@ var quits sync.Map
 
 // modes maps the first argument of the program to a function that runs instead of the goroutines that wait in
 // different ways. It gets the second argument.
-var modes = map[string]func(count int){"brief": brief, "ledger": keepLedger}
+var modes = map[string]func(count int){"brief": brief, "ledger": keepLedger, "objects": objects}
 
 // cThread is the way in which a Go function waits that was called by a thread created by C. parkInThread starts
 // such a thread. It is nil without cgo.

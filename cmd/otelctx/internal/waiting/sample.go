@@ -5,7 +5,9 @@ package waiting
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -17,8 +19,13 @@ import (
 type Options struct {
 	// Stacks requests stacks, and Attributes the published attributes of spans.
 	Stacks, Attributes bool
+	// Details requests what goroutines wait for and who started them.
+	Details bool
 	// Probability is the probability of reading each goroutine; 0 reads all of them.
 	Probability float64
+	// Examined limits the goroutines that are examined to find those that have inherited a span. If there are more,
+	// a random sample is examined. 0 examines all of them.
+	Examined int
 }
 
 // maxFrames is the number of frames after which a snapshot reads no further stacks, so that a process with
@@ -35,8 +42,11 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Snapshot, error
 		return nil, err
 	}
 	const spare = 16 // room for more entries than in the last snapshot
+	if options.Probability <= 0 {
+		options.Probability = 1
+	}
 	s := &sampling{
-		Process: p, options: options, known: make(map[reader.GoroutineRef]int, p.goroutines),
+		Process: p, options: options, share: 1, known: make(map[reader.GoroutineRef]int, p.goroutines),
 		Snapshot: &Snapshot{Program: program, Spans: make([]Span, 0, p.spans+spare), Goroutines: make([]Goroutine, 0, p.goroutines+spare)},
 	}
 	for batch, err := range p.process.SpanBatches(ctx) {
@@ -60,6 +70,9 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Snapshot, error
 	if err := s.read(ctx); err != nil {
 		return nil, err
 	}
+	if err := s.readInherited(ctx); err != nil {
+		return nil, err
+	}
 	p.spans, p.goroutines = len(s.Spans), len(s.Goroutines)
 	s.index()
 	if err := s.reconcile(ctx); err != nil {
@@ -78,6 +91,8 @@ type sampling struct {
 	// to be read.
 	known map[reader.GoroutineRef]int
 	refs  []reader.GoroutineRef
+	// share is the share of the goroutines to be read that was examined.
+	share float64
 	// times holds the time just before each goroutine was read, by its index in the snapshot.
 	times []time.Time
 	// frames is the number of frames in the stacks read so far.
@@ -100,7 +115,7 @@ func (s *sampling) addSpan(l *reader.LiveSpan) {
 func (s *sampling) want(ref reader.GoroutineRef) int {
 	i, ok := s.known[ref]
 	if !ok {
-		if p := s.options.Probability; p > 0 && p < 1 && rand.Float64() >= p { //nolint:gosec // G404: chance, not secrecy
+		if p := s.options.Probability; p < 1 && rand.Float64() >= p { //nolint:gosec // G404: chance, not secrecy
 			i = leftOut
 		} else {
 			i = len(s.Goroutines) + len(s.refs)
@@ -111,6 +126,53 @@ func (s *sampling) want(ref reader.GoroutineRef) int {
 	return i
 }
 
+// readInherited reads the goroutines that have inherited a span and published nothing themselves.
+func (s *sampling) readInherited(ctx context.Context) error {
+	most := s.options.Examined
+	if most == 0 {
+		most = math.MaxInt
+	}
+	inherited, share, err := s.process.InheritedGoroutines(ctx, most, func(ref reader.GoroutineRef) bool {
+		_, known := s.known[ref]
+		return known
+	})
+	if errors.Is(err, reader.ErrNoGoroutineList) {
+		s.miss(fmt.Errorf("goroutines that have inherited a span: %w", err))
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.share = share
+	for _, ref := range inherited {
+		s.want(ref)
+	}
+	first := len(s.Goroutines)
+	s.options.Stacks = true
+	if err := s.read(ctx); err != nil {
+		return err
+	}
+	for i := range s.Goroutines[first:] {
+		if g := &s.Goroutines[first+i]; s.Snapshot.Program.servesConnection(g) {
+			g.Span, g.SpanKnown = 0, false
+		}
+	}
+	return nil
+}
+
+// servesConnection reports whether a goroutine reads or writes a connection for net/http. It may have inherited the span
+// of a request, but works for every request on the connection.
+func (p *Program) servesConnection(g *Goroutine) bool {
+	return slices.ContainsFunc(g.Stack, func(pc uint64) bool {
+		switch function, _, _ := p.code.Frame(pc); function {
+		case "net/http.(*persistConn).readLoop", "net/http.(*persistConn).writeLoop", "net/http.(*connReader).backgroundRead",
+			"net/http.(*http2ClientConn).readLoop", "golang.org/x/net/http2.(*ClientConn).readLoop":
+			return true
+		}
+		return false
+	})
+}
+
 func (s *sampling) read(ctx context.Context) error {
 	if len(s.refs) == 0 {
 		return nil
@@ -118,13 +180,13 @@ func (s *sampling) read(ctx context.Context) error {
 	now := time.Now()
 	stacks := s.options.Stacks && s.frames < maxFrames
 	found, err := s.process.Goroutines(ctx, s.refs, reader.GoroutineOptions{
-		Stacks: stacks, Spans: true, Attributes: s.options.Attributes, Code: s.Snapshot.Program.code,
+		Stacks: stacks, Spans: true, Attributes: s.options.Attributes, Details: s.options.Details, Code: s.Snapshot.Program.code,
 	})
 	if err != nil {
 		return err
 	}
 	for _, g := range found.Goroutines {
-		s.Goroutines = append(s.Goroutines, Goroutine{Goroutine: g})
+		s.Goroutines = append(s.Goroutines, Goroutine{Goroutine: g, Weight: 1 / (s.options.Probability * s.share)})
 		s.times = append(s.times, now)
 		s.frames += len(g.Stack)
 	}

@@ -4,6 +4,7 @@
 package waiting
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -17,7 +18,7 @@ type Snapshot struct {
 	Program *Program
 	// Spans lists the live spans in no particular order.
 	Spans []Span
-	// Goroutines lists each goroutine that started one of these spans or is in one of them.
+	// Goroutines lists each goroutine that started one of these spans or is in one of them. It may contain others.
 	Goroutines []Goroutine
 	// Torn and Lost count goroutines that changed while they were read: see [reader.Goroutines].
 	Torn, Lost int
@@ -26,6 +27,8 @@ type Snapshot struct {
 
 	// byRef maps spans to their indexes in Spans.
 	byRef map[reader.SpanRef]int
+	// others is nil in samples.
+	*others
 }
 
 // Span is a live span.
@@ -35,8 +38,8 @@ type Span struct {
 	// Goroutine is the index in [Snapshot.Goroutines] of the goroutine that started the span, negative if
 	// unknown.
 	Goroutine int
-	// Joined holds the indexes of the other goroutines that are in the span, for example because they have
-	// attached it.
+	// Joined holds the indexes of the other goroutines that are in the span, because they have attached or inherited
+	// it, by ascending id.
 	Joined []int
 	// Leaked says how the goroutine that started the span left it without ending it. It is "" if that
 	// goroutine has not left the span, or if another goroutine is known to be in the span or in one of its
@@ -51,6 +54,8 @@ type Span struct {
 type Goroutine struct {
 	reader.Goroutine
 
+	// Weight is the number of goroutines that this one stands for, if only a random part of them was read.
+	Weight float64
 	// Started holds the indexes in [Snapshot.Spans] of the live spans that the goroutine started, the latest
 	// last.
 	Started []int
@@ -78,8 +83,11 @@ func (p *Process) Snapshot(ctx context.Context) (*Snapshot, error) {
 }
 
 func (p *Process) snapshotOnce(ctx context.Context) (*Snapshot, error) {
-	snapshot, err := p.Sample(ctx, Options{Stacks: true, Attributes: true})
+	snapshot, err := p.Sample(ctx, Options{Stacks: true, Attributes: true, Details: true})
 	if err != nil {
+		return nil, err
+	}
+	if err := p.findOthers(ctx, snapshot); err != nil {
 		return nil, err
 	}
 	snapshot.drop(func(s *Span) bool { return s.missed })
@@ -153,6 +161,9 @@ func (snap *Snapshot) index() {
 		if g.In >= 0 && snap.Spans[g.In].Goroutine != i {
 			snap.Spans[g.In].Joined = append(snap.Spans[g.In].Joined, i)
 		}
+	}
+	for i := range snap.Spans {
+		slices.SortFunc(snap.Spans[i].Joined, func(a, b int) int { return cmp.Compare(snap.Goroutines[a].ID, snap.Goroutines[b].ID) })
 	}
 }
 

@@ -171,6 +171,9 @@ const (
 	// maxGoroutines is the approximate limit on the goroutines that are read for a snapshot of a process. If the
 	// previous snapshot found more, a random part is read.
 	maxGoroutines = 512
+	// maxExamined is the number of goroutines that are examined for a snapshot to find those that have inherited a
+	// span. If there are more, a random part is examined.
+	maxExamined = 4096
 	// maxWaits bounds the waits by function, and the span names whose snapshots are counted. Beyond it, waits are
 	// counted under the name others.
 	maxWaits = 1 << 14
@@ -521,7 +524,7 @@ type described struct {
 
 // snapshot takes a snapshot of the process. The process may block it.
 func (t *target) snapshot(ctx context.Context) (*described, error) {
-	snapshot, err := t.process.Sample(ctx, waiting.Options{Stacks: true, Probability: t.probability})
+	snapshot, err := t.process.Sample(ctx, waiting.Options{Stacks: true, Probability: t.probability, Examined: maxExamined})
 	if err != nil {
 		return nil, err
 	}
@@ -563,12 +566,15 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 		default: // The previous part is still being written, so this one continues.
 		}
 	}
-	weighted := time.Duration(float64(elapsed) / t.probability)
 	r.result.Torn, r.result.Lost = r.result.Torn+uint64(snapshot.Torn), r.result.Lost+uint64(snapshot.Lost)
 	r.result.Goroutines += uint64(len(snapshot.Goroutines))
 	r.goroutines += uint64(len(snapshot.Goroutines))
-	r.result.Sampled = r.result.Sampled || t.probability < 1
-	expected := float64(len(snapshot.Goroutines)) / t.probability
+	var expected float64
+	for i := range snapshot.Goroutines {
+		weight := snapshot.Goroutines[i].Weight
+		expected += weight
+		r.result.Sampled = r.result.Sampled || weight > 1
+	}
 	t.probability = min(1, maxGoroutines/max(expected, 1))
 	if replaced {
 		return // It is unknown how long the process has been running this program.
@@ -594,6 +600,7 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 			}
 			continue
 		}
+		weighted := time.Duration(float64(elapsed) * g.Weight)
 		r.tally.Add(sampleOf(t, g, s), newTimes(known.state, known.kind, weighted, t.threads.queued(g)))
 		if name := (nameKey{t.program.service, s.Endpoint, s.Name}); len(r.met) < maxWaits {
 			met[name] = true

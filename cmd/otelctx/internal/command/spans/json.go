@@ -14,9 +14,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/callstack"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/waitobject"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -37,7 +39,7 @@ type Document struct {
 	// Spans holds the live spans, the oldest first. It is empty with --group.
 	Spans []Span `json:"spans"`
 	// Stacks holds the stack of each goroutine of these spans by its id. It is empty without --stacks.
-	Stacks map[uint64]Stack `json:"stacks"`
+	Stacks map[uint64]callstack.Stack `json:"stacks"`
 	// Groups holds the groups of goroutines with equal stacks, the largest first. It is empty without --group.
 	Groups []Group `json:"groups"`
 
@@ -57,7 +59,8 @@ type Span struct {
 	TraceFlags byte   `json:"trace_flags"`
 	// Sampled is the lowest bit of TraceFlags.
 	Sampled bool `json:"sampled"`
-	// Goroutine is the id of the goroutine that started the span, or 0 if it is unknown.
+	// Goroutine is the id of the goroutine that started the span, or 0 if it is unknown. If that goroutine has exited
+	// and others are in the span, it is one of them.
 	Goroutine uint64 `json:"goroutine"`
 	// StartTimeUnixNano is the start of the span in nanoseconds since the epoch. AgeNano is the time from the
 	// start to TimeUnixNano, or 0 if the start is later. Both are 0 for a start that the format cannot hold.
@@ -69,13 +72,13 @@ type Span struct {
 	// Attributes holds the published attributes of the span. It is empty unless the goroutine is in the span.
 	// Invalid UTF-8 in values becomes U+FFFD.
 	Attributes map[string]string `json:"attributes"`
-	// Joined holds the goroutines in the span other than the one that started it.
+	// Joined holds the other goroutines in the span.
 	Joined []Joined `json:"joined"`
 	// Leaked says why the span leaks: its goroutine has "exited" or "moved_on". Otherwise it is "".
 	Leaked string `json:"leaked"`
 }
 
-// Joined is a goroutine that is in a span started by another one.
+// Joined is a further goroutine in a span.
 type Joined struct {
 	Goroutine uint64 `json:"goroutine"`
 
@@ -95,40 +98,32 @@ type goroutineDocument struct {
 	WaitedAtLeastNano int64 `json:"waited_at_least_nano"`
 	// OwnTID is the id, in the process's own PID namespace, of the thread that runs the goroutine, or 0.
 	OwnTID int `json:"own_tid"`
+	// Lock is the lock that the goroutine waits for, or nil. Channels are the channels that it waits for.
+	Lock     *waitobject.Lock     `json:"lock"`
+	Channels []waitobject.Channel `json:"channels"`
+	// Socket is the TCP socket that the goroutine, or the HTTP/1 client that it has called, waits for, or nil.
+	Socket *waitobject.Socket `json:"socket"`
 	// Frame is the innermost frame of the user's own code, or nil if there is none.
-	Frame *Code `json:"frame"`
+	Frame *callstack.Code `json:"frame"`
 
 	index int // of the goroutine in the snapshot, negative if it is unknown
 }
 
-// Stack is the stack of a goroutine. If it is incomplete, Error is the reason.
-type Stack struct {
-	// Frames begins with the innermost frame. Long names of functions and files are cut.
-	Frames []Code `json:"frames"`
-	Error  string `json:"error"`
-
-	visible []Code // the frames that Go's own stack traces show
-}
-
-// Code is a position in the program's code. Unknown fields are "" or 0.
-type Code struct {
-	Function string `json:"function"`
-	File     string `json:"file"`
-	Line     int    `json:"line"`
-}
-
-// Group is a group of goroutines with equal stacks, in the same state.
+// Group is a group of goroutines with equal stacks, in the same state. Those that wait for different locks are in
+// different groups.
 type Group struct {
 	Goroutines int `json:"goroutines"`
 	// OldestAgeNano is the age of the oldest span that one of these goroutines is in. Names counts the
 	// goroutines by the name of that span.
 	OldestAgeNano int64          `json:"oldest_age_nano"`
 	Names         map[string]int `json:"names"`
+	// Sockets counts the goroutines by the TCP socket that they wait for. Channels and Socket are empty.
+	Sockets map[string]int `json:"sockets"`
 
 	goroutineDocument
 
 	// Stack is the stack of each goroutine in the group.
-	Stack Stack `json:"stack"`
+	Stack callstack.Stack `json:"stack"`
 }
 
 // document selects, sorts and describes the spans of a snapshot.
@@ -168,7 +163,7 @@ func (c *Command) document(ctx context.Context, r *spansReader, snapshot *waitin
 		if span.Leaked = string(s.Leaked); c.Leaked && span.Leaked == "" {
 			continue
 		}
-		span.goroutineDocument = goroutineDocument{State: reader.GoroutineUnknown.String(), index: -1}
+		span.goroutineDocument = goroutineDocument{State: reader.GoroutineUnknown.String(), Channels: []waitobject.Channel{}, index: -1}
 		if s.Goroutine >= 0 {
 			span.goroutineDocument = described(s.Goroutine)
 			if g := &snapshot.Goroutines[s.Goroutine]; g.In == i && !g.Elsewhere {
@@ -186,6 +181,7 @@ func (c *Command) document(ctx context.Context, r *spansReader, snapshot *waitin
 				d.addToGroup(groups, g.Stack, &span, &doc.goroutineDocument)
 			}
 		}
+		span.replaceGone()
 		if !c.Group {
 			d.Spans = append(d.Spans, span)
 		}
@@ -204,6 +200,16 @@ func (c *Command) document(ctx context.Context, r *spansReader, snapshot *waitin
 		}
 	}
 	return d
+}
+
+// replaceGone replaces a goroutine that has exited by one that is still in the span.
+func (s *Span) replaceGone() {
+	if s.State != reader.GoroutineGone.String() || len(s.Joined) == 0 {
+		return
+	}
+	first := s.Joined[0]
+	s.Goroutine, s.goroutineDocument, s.Attributes = first.Goroutine, first.goroutineDocument, first.Attributes
+	s.Joined = s.Joined[1:]
 }
 
 // known reports whether the start of a span is known. A start after the year 2262 does not fit the format, and looks
@@ -244,11 +250,13 @@ func describe(snapshot *waiting.Snapshot, index int) *goroutineDocument {
 	frames := p.Frames(g)
 	d := &goroutineDocument{
 		State: g.State.String(), WaitingFor: waiting.Kind(g, frames), WaitedAtLeastNano: int64(g.WaitedFor), OwnTID: g.OwnTID,
+		Lock: waitobject.NewLock(g, snapshot.Lock(g)), Channels: []waitobject.Channel{}, Socket: waitobject.NewSocket(snapshot.Socket(g)),
 		index: index,
 	}
-	if i := p.User(frames); i >= 0 {
-		d.Frame = &Code{frames[i].Function, frames[i].File, frames[i].Line}
+	for _, c := range g.Wait.Channels {
+		d.Channels = append(d.Channels, *waitobject.NewChannel(c, snapshot.Channel(c)))
 	}
+	d.Frame = callstack.User(p, frames)
 	return d
 }
 
@@ -256,13 +264,21 @@ func describe(snapshot *waiting.Snapshot, index int) *goroutineDocument {
 // groups.
 func (d *Document) addToGroup(groups map[string]int, stack []uint64, s *Span, described *goroutineDocument) {
 	key := fmt.Sprint(described.State, described.WaitingFor, stack)
+	if described.Lock != nil {
+		key += described.Lock.ID
+	}
 	i, ok := groups[key]
 	if !ok {
 		i = len(d.Groups)
 		groups[key] = i
-		d.Groups = append(d.Groups, Group{Names: map[string]int{}, goroutineDocument: *described})
+		d.Groups = append(d.Groups, Group{Names: map[string]int{}, Sockets: map[string]int{}, goroutineDocument: *described})
+		first := &d.Groups[i]
+		first.Channels, first.Socket = []waitobject.Channel{}, nil // the others may wait for other ones
 	}
 	g := &d.Groups[i]
+	if described.Socket != nil {
+		g.Sockets[described.Socket.String()]++
+	}
 	g.Goroutines++
 	g.OldestAgeNano = max(g.OldestAgeNano, s.AgeNano)
 	g.Names[s.Name]++

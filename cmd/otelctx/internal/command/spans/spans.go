@@ -45,27 +45,30 @@ func (*Command) Help() string {
 		"request is the first line. otelctx neither stops the process nor needs its help: it may be stopped, deadlocked, or out of threads " +
 		"or file descriptors. A - stands for an unknown value.\n\n" +
 		"The age is the time since the span's start. The goroutine is the one that started the span, and the state is that " +
-		"goroutine's. Other goroutines that are in the span, because they have attached it, follow below it without an age. The states are:\n\n" +
+		"goroutine's. Other goroutines that are in the span, because they have attached or inherited it, follow below it without an age. " +
+		"If the goroutine that started the span has exited, the first of them takes its place. The states are:\n\n" +
 		"  waiting   for what WAITING FOR says, in the words of Go's own stack traces\n" +
 		"  syscall   in a system call or in C, on a thread\n" +
 		"  running   executing, on a thread\n" +
 		"  runnable  could run, and waits for a processor\n" +
-		"  gone      the goroutine has exited: the span was handed over, or it leaks\n" +
+		"  gone      the goroutine has exited, and no other is known to be in the span\n" +
 		"  unknown   could not be determined\n\n" +
-		"WAITING FOR also names the innermost function of package main or of the program's module, or else of any other module. " +
+		"WAITING FOR also names the innermost function of package main or of the program's module, or else of any other module, the other end of a TCP connection, and how many other goroutines of the process wait for the same lock. " +
 		"--stacks shows whole stacks, as Go's own stack traces do. Running goroutines have stacks only if the process is stopped.\n\n" +
 		"--leaked shows spans that the goroutine that started them has left while no other goroutine is known to be in them or in their " +
 		"descendants. The goroutine has exited, or has moved on: it is in no span, in a span around this one, or in one from which it does not return to this one. otelctx " +
-		"does not know of a goroutine that inherited the span and has published nothing itself.\n\n" +
+		"does not know of a goroutine that has inherited the span, if its profiler labels have been replaced.\n\n" +
 		"With --json:\n\n" +
 		"  {pid, service, time_unix_nano, torn, lost, missing: [text], found,\n" +
 		"   spans: [{trace_id, span_id, local_root_span_id, name, endpoint, trace_flags, sampled,\n" +
 		"            goroutine, start_time_unix_nano, age_nano, state, waiting_for, waited_at_least_nano,\n" +
-		"            own_tid, frame: null or {function, file, line},\n" +
+		"            own_tid, lock: null or {id, goroutines, longest_goroutine, longest_waited_at_least_nano},\n" +
+		"            channels: [{id, buffered, capacity, receivers, senders, selecting}],\n" +
+		"            socket: null or {local, peer}, frame: null or {function, file, line},\n" +
 		"            attributes: {KEY: VALUE}, joined: [{goroutine, state, ..., frame, attributes}], leaked}],\n" +
 		"   stacks: {GOROUTINE: {frames: [{function, file, line}], error}},\n" +
-		"   groups: [{goroutines, state, waiting_for, oldest_age_nano, names: {NAME: COUNT}, ..., stack: {frames, error}}]}\n\n" +
-		"With --group there are groups, otherwise spans. With --stacks there is the stack of each goroutine in the spans. Stacks have every frame, including the runtime's. " +
+		"   groups: [{goroutines, state, waiting_for, oldest_age_nano, names: {NAME: COUNT}, sockets: {PEER: COUNT}, lock, ..., stack: {frames, error}}]}\n\n" +
+		"With --group there are groups, otherwise spans. Goroutines that wait for different locks are in different groups. With --stacks there is the stack of each goroutine in the spans. Stacks have every frame, including the runtime's. " +
 		"joined are the other goroutines in the span, and attributes those that a goroutine has published with it. leaked is empty, exited or moved_on. torn counts reads that were repeated because a goroutine changed meanwhile, and lost the goroutines that changed each time. " +
 		"With --watch each update is a line. own_tid is the thread that runs the goroutine, in the PID namespace of the process, and frame is the innermost function of the user's own code."
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/callstack"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/internal/timelimit"
 )
@@ -29,18 +30,18 @@ type stackReader struct {
 	pid      int
 	snapshot *waiting.Snapshot
 
-	queue  []int         // the goroutines whose stacks will be taken next, in that order
-	ready  map[int]Stack // the last batch
-	frames int           // the number of frames so far
-	spent  time.Duration // the time that symbolization has taken so far
-	err    error         // why no further stacks are symbolized
+	queue  []int                   // the goroutines whose stacks will be taken next, in that order
+	ready  map[int]callstack.Stack // the last batch
+	frames int                     // the number of frames so far
+	spent  time.Duration           // the time that symbolization has taken so far
+	err    error                   // why no further stacks are symbolized
 }
 
 // take returns the stack of the goroutine with this index in the snapshot, or an empty stack if the index is negative.
 // It must be called in the order of the queue.
-func (r *stackReader) take(goroutine int) Stack {
+func (r *stackReader) take(goroutine int) callstack.Stack {
 	if goroutine < 0 {
-		return Stack{Frames: []Code{}}
+		return callstack.Stack{Frames: []callstack.Code{}}
 	}
 	for r.err == nil {
 		if s, ok := r.ready[goroutine]; ok {
@@ -48,7 +49,7 @@ func (r *stackReader) take(goroutine int) Stack {
 		}
 		r.next()
 	}
-	return Stack{Frames: []Code{}, Error: r.err.Error()}
+	return callstack.Stack{Frames: []callstack.Code{}, Error: r.err.Error()}
 }
 
 // next symbolizes the next batch.
@@ -65,10 +66,10 @@ func (r *stackReader) next() {
 		return
 	}
 	began, queue := time.Now(), r.queue
-	r.ready, r.err = timelimit.Call(r.ctx, r.pid, timelimit.Limit, func() (map[int]Stack, error) {
-		batch, frames := map[int]Stack{}, 0
+	r.ready, r.err = timelimit.Call(r.ctx, r.pid, timelimit.Limit, func() (map[int]callstack.Stack, error) {
+		batch, frames := map[int]callstack.Stack{}, 0
 		for i := 0; i < len(queue) && len(batch) < batchStacks && frames < batchFrames; i++ {
-			s := symbolized(r.snapshot.Program, &r.snapshot.Goroutines[queue[i]])
+			s := callstack.New(r.snapshot.Program, &r.snapshot.Goroutines[queue[i]])
 			batch[queue[i]] = s
 			frames += len(s.Frames)
 		}
@@ -79,24 +80,6 @@ func (r *stackReader) next() {
 	for _, s := range r.ready {
 		r.frames += len(s.Frames)
 	}
-}
-
-func symbolized(p *waiting.Program, g *waiting.Goroutine) Stack {
-	frames := p.Frames(g)
-	s := Stack{Frames: make([]Code, 0, len(frames))}
-	for _, f := range frames {
-		s.Frames = append(s.Frames, Code{f.Function, f.File, f.Line})
-	}
-	for _, f := range waiting.Visible(frames) {
-		s.visible = append(s.visible, Code{f.Function, f.File, f.Line})
-	}
-	switch {
-	case g.StackErr != nil:
-		s.Error = g.StackErr.Error()
-	case len(frames) == waiting.MaxFrames:
-		s.Error = fmt.Sprintf("only the first %d frames are shown", waiting.MaxFrames)
-	}
-	return s
 }
 
 // goroutines returns the indexes of the goroutines in the spans, each once, in the order of their appearance.

@@ -5,11 +5,8 @@ package spans
 
 import (
 	"bufio"
-	"cmp"
 	"fmt"
 	"io"
-	"maps"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -137,58 +134,22 @@ func (g *goroutineDocument) waitingText(l display.Layout) string {
 	if text == "" && g.OwnTID != 0 {
 		text = "thread " + strconv.Itoa(g.OwnTID)
 	}
+	if g.Socket != nil {
+		text += " on " + g.Socket.String()
+	}
 	if g.Frame != nil {
-		text = strings.TrimPrefix(text+" in ", " ") + g.Frame.text(l)
+		text = strings.TrimPrefix(text+" in ", " ") + g.Frame.Text(l)
+	}
+	if g.Lock != nil && g.Lock.Goroutines > 1 {
+		text += fmt.Sprintf(", with %d others", g.Lock.Goroutines-1)
+	}
+	if len(g.Channels) == 1 && g.Channels[0].Capacity > 0 {
+		text += fmt.Sprintf(", %d of %d buffered", g.Channels[0].Buffered, g.Channels[0].Capacity)
 	}
 	if text == "" {
 		return "-"
 	}
 	return text
-}
-
-// text returns the function and its place, if that is known.
-func (c *Code) text(l display.Layout) string {
-	if c.File == "" {
-		return c.function(l)
-	}
-	return fmt.Sprintf("%s (%s)", c.function(l), c.place(l))
-}
-
-// function returns the name of the function. Unless the layout is wide, only the last element of its package's import path
-// is left.
-func (c *Code) function(l display.Layout) string {
-	if l.Wide {
-		return display.Escape(c.Function)
-	}
-	return display.Escape(waiting.ShortName(c.Function))
-}
-
-// place returns the file and the line. Unless the layout is wide, it leaves out the directory of the file, because the
-// function's package implies it.
-func (c *Code) place(l display.Layout) string {
-	file := c.File
-	if !l.Wide {
-		file = path.Base(file)
-	}
-	return fmt.Sprintf("%s:%d", display.Escape(file), c.Line)
-}
-
-// append appends the stack as in Go's own stack traces, which leave out most functions of the
-// runtime.
-func (s *Stack) append(out []byte, l display.Layout) []byte {
-	rows := make([][]string, len(s.visible))
-	for i, f := range s.visible {
-		place := "-"
-		if f.File != "" {
-			place = f.place(l)
-		}
-		rows[i] = []string{"    " + f.function(l), place}
-	}
-	out = append(out, l.Table([]display.Column{{Min: 40, KeepEnd: true}, {}}, rows)...)
-	if s.Error != "" {
-		out = fmt.Appendf(out, "    (%s)\n", display.Escape(s.Error))
-	}
-	return out
 }
 
 // writeSpanStacks writes each span with the stacks of its goroutines. The stack of a goroutine in
@@ -201,7 +162,7 @@ func writeSpanStacks(w *bufio.Writer, l display.Layout, d *Document) {
 		}
 		shown[id] = true
 		stack := d.stacks.take(index)
-		return stack.append(out, l)
+		return stack.Append(out, l)
 	}
 	for i := range d.Spans {
 		s := &d.Spans[i]
@@ -218,11 +179,13 @@ func writeSpanStacks(w *bufio.Writer, l display.Layout, d *Document) {
 			out = append(out, '\n')
 		}
 		out = fmt.Appendf(out, "  trace %s span %s goroutine %s\n", l.ID(s.TraceID), l.ID(s.SpanID), goroutineText(s.Goroutine))
+		out = s.appendObjects(out)
 		out = appendStack(appendSpanAttributes(out, s.Attributes), s.Goroutine, s.index)
 		for j := range s.Joined {
 			g := &s.Joined[j]
 			out = g.appendState(fmt.Appendf(out, "  also goroutine %d  ", g.Goroutine))
-			out = appendStack(appendSpanAttributes(append(out, '\n'), g.Attributes), g.Goroutine, g.index)
+			out = g.appendObjects(append(out, '\n'))
+			out = appendStack(appendSpanAttributes(out, g.Attributes), g.Goroutine, g.index)
 		}
 		if _, err := w.Write(out); err != nil {
 			return
@@ -236,6 +199,9 @@ func (g *goroutineDocument) appendState(out []byte) []byte {
 	if g.WaitingFor != "" {
 		out = fmt.Appendf(out, ": %s", display.Escape(g.WaitingFor))
 	}
+	if g.Socket != nil {
+		out = fmt.Appendf(out, " on %s", g.Socket)
+	}
 	if g.WaitedAtLeastNano > int64(time.Second) {
 		out = fmt.Appendf(out, " for at least %s", display.Age(time.Duration(g.WaitedAtLeastNano)))
 	}
@@ -245,6 +211,14 @@ func (g *goroutineDocument) appendState(out []byte) []byte {
 	return out
 }
 
+// appendObjects appends a line about the lock or the channel. It leaves out the channels of a select statement.
+func (g *goroutineDocument) appendObjects(out []byte) []byte {
+	if len(g.Channels) == 1 {
+		return g.Channels[0].Append(out)
+	}
+	return g.Lock.Append(out)
+}
+
 func appendSpanAttributes(out []byte, attributes map[string]string) []byte {
 	if len(attributes) == 0 {
 		return out
@@ -252,33 +226,21 @@ func appendSpanAttributes(out []byte, attributes map[string]string) []byte {
 	return fmt.Appendf(out, "  attributes %s\n", display.Attributes(attributes))
 }
 
-// maxGroupNames is the maximum number of span names shown for a group.
-const maxGroupNames = 5
-
 func appendGroup(out []byte, l display.Layout, g *Group, stacks *stackReader) []byte {
 	out = fmt.Appendf(out, "\n%d  %s", g.Goroutines, g.State)
 	if g.WaitingFor != "" {
 		out = fmt.Appendf(out, ": %s", display.Escape(g.WaitingFor))
 	}
 	out = fmt.Appendf(out, ", oldest span %s\n", spanAgeText(time.Duration(g.OldestAgeNano)))
-	names := slices.SortedFunc(maps.Keys(g.Names), func(a, b string) int {
-		return cmp.Or(cmp.Compare(g.Names[b], g.Names[a]), strings.Compare(a, b))
-	})
-	var texts []string
-	for i, name := range names {
-		if i == maxGroupNames {
-			texts = append(texts, fmt.Sprintf("%d others", len(names)-i))
-			break
-		}
-		if name != "" {
-			texts = append(texts, fmt.Sprintf("%s (%d)", display.Key(name), g.Names[name]))
-		}
+	if names := display.Counts(g.Names); names != "" {
+		out = fmt.Appendf(out, "  spans: %s\n", names)
 	}
-	if len(texts) > 0 {
-		out = fmt.Appendf(out, "  spans: %s\n", strings.Join(texts, ", "))
+	if sockets := display.Counts(g.Sockets); sockets != "" {
+		out = fmt.Appendf(out, "  sockets: %s\n", sockets)
 	}
+	out = g.Lock.Append(out)
 	stack := stacks.take(g.index)
-	return stack.append(out, l)
+	return stack.Append(out, l)
 }
 
 // spanAgeText is like [display.Age], but returns an age below a second in milliseconds.
