@@ -10,6 +10,7 @@
 //	otelctx inspect 1234                    # everything that process 1234 publishes
 //	otelctx watch 1234                      # the spans that its threads are in, live
 //	otelctx spans 1234                      # its live spans, the oldest first
+//	otelctx goroutines 1234                 # all its goroutines, grouped by equal stacks
 //	otelctx record 1234                     # what it uses the CPU for, span by span
 //	otelctx record -- ./service -port 80    # a command, from its first instruction
 //

@@ -17,6 +17,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/advice"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/completion"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/goroutines"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/inspect"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/list"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/man"
@@ -36,6 +37,7 @@ type cli struct {
 	List       list.Command       `cmd:""                             help:"List the processes that publish a process context."`
 	Spans      spans.Command      `cmd:""                             help:"Show the live spans of a process, the oldest first, and what each waits for."`
 	Top        top.Command        `cmd:""                             help:"Show, live, which endpoints and spans of a process use the most time."`
+	Goroutines goroutines.Command `cmd:""                             help:"Show every goroutine of a process, grouped by equal stacks."`
 	Record     record.Command     `cmd:""                             help:"Record what processes use the CPU for, span by span."`
 	Watch      watch.Command      `cmd:""                             help:"Show, live, which spans the threads of a process are in."`
 	Inspect    inspect.Command    `cmd:""                             help:"Show everything that a process publishes."`
