@@ -28,9 +28,9 @@ type thread struct {
 	// ran and waited are the thread's times on a processor and in a processor's queue so far, in nanoseconds. The
 	// latter includes the time in which the thread's control group was throttled.
 	ran, waited uint64
-	// recentlyRan and recentlyWaited are weighted sums of the times between the latest snapshots: the newer, the
-	// heavier. The kernel adds a wait only when it is over, so a single snapshot can see a wait without the time before
-	// it, or the opposite.
+	// recentlyRan and recentlyWaited are weighted sums of the times between the latest snapshots, in which newer times
+	// have more weight. The kernel adds a wait only when it is over, so a single snapshot can see a wait without the
+	// time before it, or the opposite.
 	recentlyRan, recentlyWaited float64
 }
 

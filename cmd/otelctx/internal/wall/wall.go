@@ -318,15 +318,19 @@ func (r *Recorder) Record(ctx context.Context) (*Result, error) {
 		recording.Go(func() { r.find(ctx, &recording) })
 	}
 	recording.Wait()
-	if failed, ok := errors.AsType[*failure](context.Cause(ctx)); ok {
-		<-r.delivered
+	failed, ok := errors.AsType[*failure](context.Cause(ctx))
+	r.mu.Lock()
+	var result *Result
+	if !ok {
+		result = r.endPeriod()
+		result.Ended = r.Select == nil && r.ended == r.admitted
+	}
+	delivered := r.delivered
+	r.mu.Unlock()
+	<-delivered
+	if ok {
 		return nil, failed.error
 	}
-	r.mu.Lock()
-	result := r.endPeriod()
-	r.mu.Unlock()
-	<-r.delivered
-	result.Ended = r.Select == nil && r.ended == r.admitted
 	return result, nil
 }
 
