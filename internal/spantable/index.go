@@ -65,7 +65,8 @@ func (t *Table) forget(l *local, r Ref) {
 // sharedIndex contains the spans that had to give up their entry in the index of a P. It consists of
 // hash tables: the table with 1<<n buckets begins at bucket 1<<n. New spans go to the largest table in
 // use. If their bucket is full, the next larger table comes into use, so that the touched memory
-// depends on the number of live spans.
+// depends on the number of live spans. If a bucket of the very largest table is full, the span goes to
+// a smaller one. With Capacity live spans, the tables are a quarter full.
 type sharedIndex [2 << maxSharedBits]bucket
 
 type bucket [bucketSize]atomic.Uint64
@@ -77,19 +78,20 @@ const _ = -(1<<maxSharedBits*bucketSize ^ 2*Capacity) // two entries for each ce
 // bucket returns the bucket for a span in the table with 1<<n buckets.
 func (x *sharedIndex) bucket(id uint64, n uint32) *bucket { return &x[1<<n+hash(id, uint(n))] }
 
-// share adds a live span to the shared index. If the bucket in the largest table is full, share evicts
-// the oldest span in it, preferably one that is no longer published.
+// share adds a live span to the shared index. If the span's buckets in all tables are full, which does
+// not happen with random ids, share evicts the oldest span in one of them, preferably one that is no
+// longer published.
 func (t *Table) share(r Ref, id uint64) {
-	for {
-		n := t.sharedBits.Load()
-		b := t.shared.bucket(id, n)
-		switch {
-		case t.put(b, r):
-			return
-		case n < maxSharedBits:
-			t.sharedBits.CompareAndSwap(n, n+1)
+	for n := t.sharedBits.Load(); !t.put(t.shared.bucket(id, n), r); {
+		switch largest := t.sharedBits.Load(); {
+		case largest < maxSharedBits:
+			t.sharedBits.CompareAndSwap(largest, largest+1)
+			n = largest + 1
+		case n > minSharedBits:
+			n--
 		default:
-			t.evictFrom(b)
+			t.evictFrom(t.shared.bucket(id, maxSharedBits))
+			n = maxSharedBits
 		}
 	}
 }
