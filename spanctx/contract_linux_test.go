@@ -17,7 +17,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/elastic"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/providers"
+	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/spanpath"
+	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/spansteps"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -34,7 +39,7 @@ var (
 // none is the index for no span.
 const none = -1
 
-// in is the position of a goroutine: the span that it is in, or none. attached is true if the
+// in is the active span of a goroutine, or none. attached is true if the
 // goroutine got there by Attach.
 type in struct {
 	span     int
@@ -53,18 +58,18 @@ type modelSpan struct {
 	ancestors []int
 	// previous is the active span of the starting goroutine at Start. dispatched is true if it was then in
 	// none of the ancestors.
-	before     in
+	previous   in
 	dispatched bool
 }
 
 type modelGoroutine struct {
-	// at is the last published position. It is valid if published is true.
+	// at is the active span that was last published. It is valid if published is true.
 	at        in
 	published bool
 	// record is the span of the installed record, which the goroutine has either published or
 	// inherited.
 	record int
-	// saved holds, for each element of attached, the position that Detach restores.
+	// saved holds, for each element of attached, the active span that Detach restores.
 	saved    []saved
 	attached []Attachment
 }
@@ -77,10 +82,12 @@ type saved struct {
 type model struct {
 	spans      []modelSpan
 	goroutines []modelGoroutine
+	// noRecords is true if goroutines have no records, so they inherit nothing.
+	noRecords bool
 }
 
-// position returns the last position of goroutine g, and whether it is known.
-func (m *model) position(g int) (at in, known bool) {
+// active returns the active span that goroutine g has published or inherited last, and whether it is known.
+func (m *model) active(g int) (at in, known bool) {
 	switch a := &m.goroutines[g]; {
 	case a.published:
 		return a.at, true
@@ -91,7 +98,7 @@ func (m *model) position(g int) (at in, known bool) {
 	}
 }
 
-// nearest returns the position of goroutine g according to rule 3, if at is its last position and
+// nearest returns the active span of goroutine g according to rule 3, if at was its last one and
 // another goroutine may have ended that span.
 func (m *model) nearest(g int, at in) in {
 	if at.span == none || m.spans[at.span].live {
@@ -103,8 +110,8 @@ func (m *model) nearest(g int, at in) in {
 	}
 	for _, ancestor := range s.ancestors {
 		if m.spans[ancestor].live {
-			if s.starter == g && !at.attached && s.before.span == ancestor {
-				return s.before
+			if s.starter == g && !at.attached && s.previous.span == ancestor {
+				return s.previous
 			}
 			return in{ancestor, at.attached}
 		}
@@ -115,13 +122,16 @@ func (m *model) nearest(g int, at in) in {
 func (m *model) publish(g int, at in) {
 	a := &m.goroutines[g]
 	a.at, a.published, a.record = at, true, at.span
+	if m.noRecords {
+		a.record = none
+	}
 }
 
 // starts applies rule 1 when goroutine g starts a span. parent is the span of the context, or none.
 func (m *model) starts(g, parent int, newRoot bool) {
-	at, _ := m.position(g)
+	at, _ := m.active(g)
 	at = m.nearest(g, at)
-	s := modelSpan{live: true, starter: g, parent: parent, before: at}
+	s := modelSpan{live: true, starter: g, parent: parent, previous: at}
 	if parent != none {
 		s.depth = m.spans[parent].depth + 1
 		if !m.spans[parent].live {
@@ -140,7 +150,7 @@ func (m *model) starts(g, parent int, newRoot bool) {
 	m.publish(g, in{span: len(m.spans) - 1})
 }
 
-// isIn reports whether a goroutine whose position is span is in one of spans, either directly or
+// isIn reports whether a goroutine whose active span is span is in one of spans, either directly or
 // because span is a descendant.
 func (m *model) isIn(span int, spans []int) bool {
 	if span == none || slices.Contains(spans, span) {
@@ -153,17 +163,17 @@ func (m *model) isIn(span int, spans []int) bool {
 func (m *model) ends(g, span int) {
 	ended := &m.spans[span]
 	ended.live = false
-	was, _ := m.position(g)
+	was, _ := m.active(g)
 	at, left := was, false
 	for at.span != none && at.span != span && !at.attached {
 		if s := &m.spans[at.span]; s.starter != g || !slices.Contains(s.ancestors, span) {
 			break
 		}
-		at, left = m.spans[at.span].before, true
+		at, left = m.spans[at.span].previous, true
 	}
 	switch {
 	case at.span == span && ended.starter == g && !at.attached:
-		m.publish(g, m.nearest(g, ended.before))
+		m.publish(g, m.nearest(g, ended.previous))
 	case at.span == span || left || was.span != none && !m.spans[was.span].live:
 		m.publish(g, m.nearest(g, at))
 	}
@@ -172,7 +182,7 @@ func (m *model) ends(g, span int) {
 // endsHere reports whether goroutine g, which ends span, has started it and is in it. The next span
 // may then reuse the cell at once.
 func (m *model) endsHere(g, span int) bool {
-	at, _ := m.position(g)
+	at, _ := m.active(g)
 	return at == in{span: span} && m.spans[span].starter == g
 }
 
@@ -186,7 +196,7 @@ func (m *model) needed(span int) bool {
 			return true
 		}
 	}
-	return slices.ContainsFunc(m.spans, func(s modelSpan) bool { return s.live && s.before.span == span && s.before.attached })
+	return slices.ContainsFunc(m.spans, func(s modelSpan) bool { return s.live && s.previous.span == span && s.previous.attached })
 }
 
 // program is a random sequence of operations, together with the model of their effects.
@@ -208,7 +218,7 @@ func (p *program) check(t *testing.T) bool {
 	t.Helper()
 	for n, a := range p.actors {
 		g := &p.goroutines[n]
-		at, _ := p.position(n)
+		at, _ := p.active(n)
 		now, want := p.nearest(n, at), shown{}
 		id := uint64(0)
 		if now.span != none {
@@ -234,6 +244,16 @@ func (p *program) check(t *testing.T) bool {
 		}
 		if !assert.Equal(t, want, got, "goroutine %d", n) {
 			return false
+		}
+		if p.elastic != nil {
+			id = 0 // Elastic's record has only the span that the goroutine has published itself
+			if g.published && at.span != none && p.spans[at.span].live {
+				id = number(p.traced[at.span])
+			}
+			a.Run(func() { got.thread = spanpath.MemoryOrder(p.elastic.SpanID(goid())) })
+			if !assert.Equal(t, id, got.thread, "Elastic's record of goroutine %d", n) {
+				return false
+			}
 		}
 	}
 	return true
@@ -297,7 +317,7 @@ func (p *program) step() {
 			ctx = context.Background()
 		}
 		say("attach %d", to.span)
-		at, _ := p.position(n)
+		at, _ := p.active(n)
 		hadRecord := g.record == at.span && at.span != none
 		at = p.nearest(n, at)
 		g.saved = append(g.saved, saved{at, hadRecord && g.record == at.span})
@@ -327,13 +347,13 @@ func (p *program) step() {
 // relabel makes a goroutine replace its labels, or call Do or Refresh.
 func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...any)) {
 	a, g := p.actors[n], &p.goroutines[n]
-	at, known := p.position(n)
+	at, known := p.active(n)
 	now := p.nearest(n, at)
 	user := pprof.Labels("user", strconv.Itoa(p.random.IntN(2)))
 	switch what := p.random.IntN(4); what {
 	case 0, 1:
 		if p.reused[at.span] {
-			return // the goroutine's position would become unknown
+			return // the goroutine's active span would become unknown
 		}
 		say("labels %d", what)
 		g.record = none
@@ -344,7 +364,7 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 		}
 	case 2:
 		say("Do")
-		if now.span != none {
+		if now.span != none || p.elastic != nil && known {
 			p.publish(n, now)
 		} else if g.record = none; p.reused[at.span] {
 			return
@@ -356,7 +376,7 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 		if (!known || ended) && some != none && p.spans[some].live {
 			now = in{span: some}
 		}
-		if now.span != none && now.span == some {
+		if now.span != none && now.span == some || p.elastic != nil && known {
 			p.publish(n, now)
 		}
 		a.Run(func() { Refresh(ctx) })
@@ -366,34 +386,68 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 // TestContract runs random programs and checks after each step that every carrier publishes the
 // span that the contract requires for every goroutine. To repeat a failed program, pass its seed.
 func TestContract(t *testing.T) {
-	for name, opts := range map[string][]Option{
-		"mapped": nil,
+	for _, tt := range []struct {
+		name             string
+		opts             []Option
+		elastic, sampled bool
+	}{
+		{name: "slots and records"},
 		// The race detector does not see accesses to mapped memory.
-		"heap":            {withHeap()},
-		"names and keys":  {WithSpanNames(true), WithAttributeKeys("tenant")},
-		"no thread slots": {WithThreadSlots(false)},
+		{name: "heap", opts: []Option{withHeap()}},
+		{name: "names and keys", opts: []Option{WithAttributeKeys("tenant")}},
+		{name: "slots", opts: []Option{WithLabels(LabelsOff)}},
+		{name: "records", opts: []Option{WithThreadSlots(false)}},
+		{name: "Elastic, slots and records", elastic: true},
+		{name: "Elastic, heap", opts: []Option{withHeap()}, elastic: true},
+		{name: "Elastic and slots", opts: []Option{WithLabels(LabelsOff)}, elastic: true},
+		{name: "Elastic and records", opts: []Option{WithThreadSlots(false)}, elastic: true},
+		{name: "Elastic", opts: []Option{WithThreadSlots(false), WithLabels(LabelsOff)}, elastic: true},
+		{name: "sampled", sampled: true},
+		{name: "sampled, heap", opts: []Option{withHeap()}, sampled: true},
 	} {
-		t.Run(name, func(t *testing.T) { testContract(t, serve(t, opts...), nil) })
-	}
-	for name, opts := range map[string][]Option{"sampled": {WithSpanNames(true)}, "sampled, heap": {withHeap()}} {
-		t.Run(name, func(t *testing.T) {
-			sampler := new(everySecond)
-			testContract(t, serve(t, opts...).publishAll(t, sampler), sampler)
+		t.Run(tt.name, func(t *testing.T) {
+			s := serve(t, tt.opts...)
+			if tt.elastic {
+				s.storeForElastic(t)
+			}
+			var sampler *everySecond
+			if tt.sampled {
+				sampler = new(everySecond)
+				s = s.publishAll(t, sampler)
+			}
+			testContract(t, s, sampler)
 		})
 	}
+}
+
+// storeForElastic turns on Elastic's thread records, as package universalprofiling does.
+func (s *service) storeForElastic(t *testing.T) {
+	t.Helper()
+	l, err := elastic.Install([]string{programs.Dir(t)}, wire.ProfilingProcessStorage{ServiceName: "test"}.Encode(), s.path.Runtime())
+	if err != nil {
+		t.Skip(err)
+	}
+	s.elastic = l.Records()
+	change := func(e *spanpath.Elastic) {
+		defer providers.Lock()()
+		s.path.Change(func(f *spanpath.Features) { f.Elastic = e })
+	}
+	change(&spanpath.Elastic{Records: s.elastic, RootEnds: func(sdkspan.Key, uint8) {}, Failed: func(err error) { assert.NoError(t, err) }})
+	t.Cleanup(func() { change(nil) })
 }
 
 // testContract runs random programs. If sampler is not nil, it is the sampler of s.
 func testContract(t *testing.T, s *service, sampler *everySecond) {
 	count := *programCount
 	if count == 0 {
-		count = testenv.Rounds(50, long(2000))
+		count = testenv.Rounds(30, long(2000))
 	}
 	for seed := *firstSeed; seed < *firstSeed+uint64(count); seed++ {
 		if sampler != nil {
 			sampler.spans.Store(seed) // so that a failed program can be repeated
 		}
 		p := &program{service: s, random: rand.New(rand.NewPCG(seed, 0)), reused: map[int]bool{}}
+		p.noRecords = !s.carriers.records
 		for range 3 {
 			p.actors = append(p.actors, spansteps.NewActor(spansteps.InNothing))
 			p.goroutines = append(p.goroutines, modelGoroutine{at: nothing, record: none})

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/advertise"
+	"github.com/otelctx/otelctx/internal/elastic"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goroutines"
 	"github.com/otelctx/otelctx/internal/goruntime"
@@ -105,6 +106,8 @@ type service struct {
 	table    *goroutines.Table
 	// processor is registered with the provider.
 	processor *SpanProcessor
+	// elastic are Elastic's thread records, nil if they are off.
+	elastic *elastic.Records
 	// hasTable is true if readers find the goroutine table.
 	hasTable bool
 	tracer   trace.Tracer

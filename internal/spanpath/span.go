@@ -471,7 +471,7 @@ func (p *Path) endCell(ref spantable.Ref, k sdkspan.Key, traceFlags uint8, f *Fe
 	}
 	// Do this before the span ends in its cell, because children and Elastic's correlations may arrive at
 	// any time.
-	if isRoot := p.spans.RememberRoot(ref); isRoot && f.Elastic != nil {
+	if isRoot := p.spans.RememberRoot(ref, k); isRoot && f.Elastic != nil {
 		f.Elastic.RootEnds(k, traceFlags)
 	}
 	return p.spans.End(ref)

@@ -33,12 +33,10 @@ func rootCheck(k sdkspan.Key, root, endpoint uint64) uint64 {
 	return k.TraceIDHigh*0x9E3779B97F4A7C15 + k.TraceIDLow*0xC2B2AE3D27D4EB4F + k.SpanID*0x165667B19E3779F9 + root + endpoint*0xD6E8FEB86659FD93
 }
 
-// RememberRoot remembers the local root of a live span that is about to end. It reports whether the span
-// is a local root itself.
-func (t *Table) RememberRoot(r Ref) (isRoot bool) {
+// RememberRoot remembers the local root of a live span that is about to end, whose key is k. It reports
+// whether the span is a local root itself.
+func (t *Table) RememberRoot(r Ref, k sdkspan.Key) (isRoot bool) {
 	root, endpoint := t.LocalRoot(r)
-	c := t.cell(r)
-	k := sdkspan.Key{TraceIDHigh: atomic.LoadUint64(&c.TraceIDHigh), TraceIDLow: atomic.LoadUint64(&c.TraceIDLow), SpanID: atomic.LoadUint64(&c.SpanID)}
 	if root == 0 || root == k.SpanID {
 		return root != 0
 	}

@@ -21,7 +21,7 @@ func TestEndedRootOnAnotherP(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	r := table.startOn(len(table.locals))
 	s := spanOf(r)
-	assert.False(t, table.RememberRoot(r))
+	assert.False(t, table.RememberRoot(r, s.Key))
 	assert.True(t, table.end(r, false))
 	root, endpoint := table.EndedRoot(s.Key)
 	assert.Equal(t, s.LocalRootSpanID, root)
