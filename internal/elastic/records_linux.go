@@ -162,14 +162,14 @@ func (r *Records) ClearAll(id uint64) {
 }
 
 // SpanID returns the span id in the record to which a goroutine last stored. It returns 0 if the
-// record has no span, or if the goroutine has never stored.
+// record has no span, if another goroutine has stored in it since, or if the goroutine has never stored.
 func (r *Records) SpanID(goid uint64) uint64 {
 	n := atomic.LoadUint64(r.last(goid))
 	if n == 0 {
 		return 0
 	}
 	t := r.record(Place(n))
-	if id := atomic.LoadUint64(&t.Key); atomic.LoadUint64(stateOf(t))&wire.ProfilingTracePresent != 0 {
+	if id := atomic.LoadUint64(&t.Key); atomic.LoadUint64(&t.Owner) == goid && atomic.LoadUint64(stateOf(t))&wire.ProfilingTracePresent != 0 {
 		return id
 	}
 	return 0
