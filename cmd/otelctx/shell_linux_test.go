@@ -37,9 +37,9 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// TestExitCodesInDocs checks that the table of exit codes in docs/recording.md is up to date.
+// TestExitCodesInDocs checks that the table of exit codes in docs/exit-codes.md is up to date.
 func TestExitCodesInDocs(t *testing.T) {
-	docs, err := os.ReadFile("../../docs/recording.md")
+	docs, err := os.ReadFile("../../docs/exit-codes.md")
 	require.NoError(t, err)
 	table := []string{"| Exit code | |", "|--:|---|"}
 	for _, e := range exitcode.Table {

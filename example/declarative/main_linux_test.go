@@ -70,7 +70,7 @@ func TestPublishesConfiguredResource(t *testing.T) {
 }
 
 // TestFileCannotNameProcessors checks that otelconf still has no registry for span processors. If
-// it fails, main.go no longer needs to add otelctx itself: see docs/upstream.md.
+// it fails, main.go no longer needs to add otelctx itself: see docs/design/proposals/otelconf-span-processors.md.
 func TestFileCannotNameProcessors(t *testing.T) {
 	configured(t, "    - batch:", "    - otelctx: {}\n    - batch:")
 	_, err := otelconf.NewSDK()

@@ -12,6 +12,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -29,6 +30,7 @@ var (
 	sampler   sdktrace.Sampler
 	processor sdklog.Processor
 	metrics   sdkmetric.Reader
+	tracer    trace.Tracer
 
 	_ = attribute.String
 	_ = reader.Open
