@@ -100,13 +100,18 @@ func (o *outputs) fail(err error) {
 func (o *outputs) roll(end time.Time) (written string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.period = end
-	if o.rolling == nil || !o.used {
+	if o.rolling == nil {
 		return ""
 	}
-	file := o.file
-	o.file, o.used = nil, false
-	if file == nil {
+	file, used := o.file, o.used
+	o.period, o.file, o.used = end, nil, false
+	switch {
+	case file == nil:
+		return ""
+	case !used: // The name of this file has the start of the empty period.
+		if err := file.Discard(); err != nil {
+			o.fail(fmt.Errorf("--output: %w", err))
+		}
 		return ""
 	}
 	if err := file.Close(); err != nil {
