@@ -6,6 +6,7 @@ package spanctx
 import (
 	"runtime"
 	"slices"
+	"unsafe"
 
 	"go.opentelemetry.io/otel/attribute"
 
@@ -110,10 +111,13 @@ func offsets(key string, fields []wire.Field) attribute.KeyValue {
 	return attribute.KeyValue{Key: attribute.Key(key), Value: attribute.MapValue(kvs...)}
 }
 
-// goAttributes returns the attributes that describe the Go runtime: its version and the offsets
-// found by calibration.
+// goAttributes returns the attributes that describe the Go runtime: its version, where it keeps the
+// rate at which it samples allocations, and the offsets found by calibration.
 func (c *carriers) goAttributes() []attribute.KeyValue {
-	kvs := []attribute.KeyValue{attribute.String(wire.KeyGo+wire.GoKeyVersion, runtime.Version())}
+	kvs := []attribute.KeyValue{
+		attribute.String(wire.KeyGo+wire.GoKeyVersion, runtime.Version()),
+		attribute.Int64(wire.KeyGo+wire.GoKeyMemProfileRate, int64(uintptr(unsafe.Pointer(&runtime.MemProfileRate)))),
+	}
 	for _, f := range []struct {
 		fact goruntime.Fact
 		key  string

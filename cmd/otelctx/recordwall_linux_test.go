@@ -225,7 +225,7 @@ func TestRecordCPUAndWall(t *testing.T) {
 	data := decodeOTLP(t, path)
 	kinds := map[string]bool{}
 	for _, one := range profile.Each(data) {
-		kinds[profile.TimeOf(data.GetDictionary(), one)] = true
+		kinds[profile.KindOf(data.GetDictionary(), one)] = true
 	}
 	assert.Equal(t, map[string]bool{profile.TypeCPU: true, profile.TypeWall: true}, kinds)
 	p.Done()

@@ -20,7 +20,7 @@ var reserved = map[string]string{
 		"cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/conformance instrumentation " +
 		// Tests, and programs that tests run.
 		"internal/testing/childproc internal/interop/profiler internal/goruntime/testdata/probe internal/testing/busyservice " +
-		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols cmd/otelctx/internal/profile/symbols/testdata/prog",
+		"cmd/otelctx cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols cmd/otelctx/internal/profile/symbols/testdata/prog",
 	// Assembly.
 	".s": "internal/goruntime internal/elastic",
 	// Cgo is allowed for the thread-local variable of programs that use cgo anyway, and in programs

@@ -29,6 +29,8 @@ var ErrNotELF = errors.New("not an ELF file of a 64-bit little-endian machine")
 // File holds the headers of an ELF file. Package debug/elf is not used, because it allocates as much memory as
 // the headers of an untrusted file claim.
 type File struct {
+	// Machine is the architecture.
+	Machine  elf.Machine
 	file     Part
 	headers  uint64 // offset of the program headers
 	Segments []elf.Prog64
@@ -64,7 +66,7 @@ func Parse(file Part) (*File, error) {
 	default:
 		return nil, fmt.Errorf("%w: %v", ErrNotELF, elf.Machine(header.Machine))
 	}
-	f := &File{file: file, headers: header.Phoff}
+	f := &File{Machine: elf.Machine(header.Machine), file: file, headers: header.Phoff}
 	for i := range min(uint64(header.Phnum), MaxSegments) {
 		var s elf.Prog64
 		if !decode(file, header.Phoff+i*uint64(header.Phentsize), &s) {

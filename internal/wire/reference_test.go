@@ -151,7 +151,7 @@ func TestReferenceKeys(t *testing.T) {
 	}
 	for _, key := range []string{
 		GoKeyVersion, GoKeyTLSGOffset, GoKeyGMOffset, GoKeyMCurgOffset, GoKeyMProcidOffset, GoKeyGGoidOffset, GoKeyGLabelsOffset, GoKeyRecordOffset,
-		GoKeyRefOffset, GoKeyAncestorsOffset, GoKeyNamesOffset,
+		GoKeyRefOffset, GoKeyAncestorsOffset, GoKeyNamesOffset, GoKeyMemProfileRate,
 	} {
 		want = append(want, KeyGo+key)
 	}

@@ -90,6 +90,9 @@ const (
 	// GoKeyNamesOffset is the distance from the label pointer to the numbers of the span's name and
 	// its local root's name.
 	GoKeyNamesOffset = "record_names_offset"
+	// GoKeyMemProfileRate is the address of runtime.MemProfileRate, an int. It is 0 while the runtime samples no
+	// allocations.
+	GoKeyMemProfileRate = "mem_profile_rate_address"
 )
 
 // Field is an advertised field of a slot or cell.

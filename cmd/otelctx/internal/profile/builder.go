@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"crypto/rand"
 	"encoding/binary"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -23,26 +24,36 @@ import (
 // ScopeName is the instrumentation scope of the profiles.
 const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 
-// These are the types and units of values. There are two kinds of profile, which [TimeOf] distinguishes. In a
+// These are the types and units of values. There are several kinds of profile, which [KindOf] distinguishes. In a
 // profile of CPU time, a sample has timestamps, each of which stands for one period of CPU time. The sample
 // has no explicit value, which means that its value is the number of timestamps. The OpenTelemetry eBPF profiler does the
-// same, so backends understand it. In a profile of wall-clock time, the value of a sample is a duration, and there
-// are no timestamps.
+// same, so backends understand it. In a profile of wall-clock time, the value of a sample is a duration, and in
+// profiles of allocations it is a number of objects or of bytes. These have no timestamps. Allocations make two profiles
+// with the same samples: first that of the objects, then that of the bytes. They are named as in Go's heap profiles.
 const (
-	TypeCPU         = "cpu"
-	TypeSamples     = "samples"
-	TypeWall        = "wall"
-	UnitCount       = "count"
-	UnitNanoseconds = "nanoseconds"
+	TypeCPU          = "cpu"
+	TypeSamples      = "samples"
+	TypeWall         = "wall"
+	TypeAllocObjects = "alloc_objects"
+	TypeAllocSpace   = "alloc_space"
+	TypeSpace        = "space"
+	UnitCount        = "count"
+	UnitNanoseconds  = "nanoseconds"
+	UnitBytes        = "bytes"
 )
 
-// TimeOf returns the kind of time that a profile measures: TypeCPU or TypeWall.
-func TimeOf(d *profilespb.ProfilesDictionary, p *profilespb.Profile) string {
-	if d.GetStringTable()[p.GetSampleType().GetTypeStrindex()] == TypeWall {
-		return TypeWall
+// KindOf returns what a profile measures: TypeCPU, TypeWall, TypeAllocObjects or TypeAllocSpace.
+func KindOf(d *profilespb.ProfilesDictionary, p *profilespb.Profile) string {
+	switch kind := d.GetStringTable()[p.GetSampleType().GetTypeStrindex()]; kind {
+	case TypeWall, TypeAllocObjects, TypeAllocSpace:
+		return kind
+	default:
+		return TypeCPU
 	}
-	return TypeCPU
 }
+
+// maxKinds is the maximum number of profiles of a resource.
+const maxKinds = 2
 
 const profileIDSize = 16
 
@@ -56,6 +67,8 @@ type Options struct {
 	Version string
 	// Wall selects profiles of wall-clock time. Samples must then be added with [Builder.AddTime] only.
 	Wall bool
+	// Allocations selects profiles of allocations. Samples must then be added with [Builder.AddAllocated] only.
+	Allocations bool
 }
 
 // Resource is the resource of a profile. Resources with the same attributes, schema URL and number of
@@ -103,10 +116,10 @@ type Builder struct {
 
 type resourceSamples struct {
 	resource Resource
-	id       []byte
+	ids      [maxKinds][]byte // of the profiles
 	byKey    map[sampleKey]*combined
 	samples  []*combined
-	weight   int64 // number of samples, or total wall-clock time in nanoseconds
+	weight   int64 // number of samples, total wall-clock time in nanoseconds, or bytes
 	dropped  uint32
 }
 
@@ -116,8 +129,9 @@ type sampleKey struct{ stack, attributes, link int32 }
 // combined holds all samples with one identity.
 type combined struct {
 	sampleKey
-	times []uint64
-	value int64 // nanoseconds of wall-clock time
+	times          []uint64
+	value          int64   // nanoseconds of wall-clock time
+	objects, bytes float64 // allocated
 }
 
 // New returns a builder without samples. A frequency below 1 counts as 1.
@@ -157,13 +171,23 @@ func (b *Builder) AddTime(resource Resource, stack []*symbols.Location, traceID 
 	b.combined(resource, stack, traceID, spanID, attributes, int64(d)).value += int64(d)
 }
 
+// AddAllocated is like [Builder.Add], but adds allocated objects and their bytes, which must not be negative. The builder
+// must have [Options.Allocations] set.
+func (b *Builder) AddAllocated(resource Resource, stack []*symbols.Location, traceID [16]byte, spanID [8]byte,
+	attributes []*commonpb.KeyValue, objects, bytes float64,
+) {
+	c := b.combined(resource, stack, traceID, spanID, attributes, int64(bytes))
+	c.objects += objects
+	c.bytes += bytes
+}
+
 // combined returns the entry for a sample and adds weight to its resource.
 func (b *Builder) combined(resource Resource, stack []*symbols.Location, traceID [16]byte, spanID [8]byte,
 	attributes []*commonpb.KeyValue, weight int64,
 ) *combined {
 	r, ok := b.byResource[resource]
 	if !ok {
-		r = &resourceSamples{resource: resource, id: newProfileID(), byKey: map[sampleKey]*combined{}}
+		r = &resourceSamples{resource: resource, ids: [maxKinds][]byte{newProfileID(), newProfileID()}, byKey: map[sampleKey]*combined{}}
 		b.byResource[resource] = r
 		b.resources = append(b.resources, r)
 	}
@@ -196,7 +220,7 @@ func newProfileID() []byte {
 	return id
 }
 
-// Data returns a profile for each resource, with all samples added so far. The resource with the most samples or
+// Data returns a profile for each resource, or two profiles of allocations, with all samples added so far. The resource with the most samples or
 // wall-clock time comes first, and samples are in the order of their first occurrence. end is the end of the recording. If
 // clocks differ, a sample may precede the start or follow the end; the range of the profile then includes its
 // time as well. Samples added later do not change the returned data. The messages in the dictionary are shared
@@ -208,40 +232,65 @@ func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 	}
 	limit = max(limit, start)
 	data := &profilespb.ProfilesData{}
-	var sampleType, periodType *profilespb.ValueType
-	if len(b.resources) > 0 { // the dictionary must not have unused strings
-		if b.options.Wall {
-			sampleType = b.dictionary.valueType(TypeWall, UnitNanoseconds)
-			periodType = sampleType
-		} else {
-			sampleType = b.dictionary.valueType(TypeSamples, UnitCount)
-			periodType = b.dictionary.valueType(TypeCPU, UnitNanoseconds)
-		}
+	if len(b.resources) == 0 { // the dictionary must not have unused strings
+		data.Dictionary = b.dictionary.message()
+		return data
 	}
+	kinds := b.kinds()
 	resources := slices.SortedStableFunc(slices.Values(b.resources), func(a, b *resourceSamples) int { return cmp.Compare(b.weight, a.weight) })
 	for _, r := range resources {
-		data.ResourceProfiles = append(data.ResourceProfiles, &profilespb.ResourceProfiles{
-			Resource:  r.resource.message(),
-			SchemaUrl: r.resource.schemaURL,
-			ScopeProfiles: []*profilespb.ScopeProfiles{{
-				Scope:     &commonpb.InstrumentationScope{Name: ScopeName, Version: b.options.Version},
-				SchemaUrl: semconv.SchemaURL,
-				Profiles: []*profilespb.Profile{{
-					SampleType:   sampleType,
-					PeriodType:   periodType,
-					Period:       b.period,
-					Samples:      r.messages(b.dictionary),
-					TimeUnixNano: uint64(start),
-					DurationNano: uint64(limit - start),
-					ProfileId:    r.id,
+		dropped := r.dropped
+		for i, kind := range kinds {
+			data.ResourceProfiles = append(data.ResourceProfiles, &profilespb.ResourceProfiles{
+				Resource:  r.resource.message(),
+				SchemaUrl: r.resource.schemaURL,
+				ScopeProfiles: []*profilespb.ScopeProfiles{{
+					Scope:     &commonpb.InstrumentationScope{Name: ScopeName, Version: b.options.Version},
+					SchemaUrl: semconv.SchemaURL,
+					Profiles: []*profilespb.Profile{{
+						SampleType:   kind.sampleType,
+						PeriodType:   kind.periodType,
+						Period:       kind.period,
+						Samples:      r.messages(b.dictionary, kind.value),
+						TimeUnixNano: uint64(start),
+						DurationNano: uint64(limit - start),
+						ProfileId:    r.ids[i],
 
-					DroppedAttributesCount: r.dropped,
+						DroppedAttributesCount: dropped,
+					}},
 				}},
-			}},
-		})
+			})
+			dropped = 0 // They are counted in the first profile.
+		}
 	}
 	data.Dictionary = b.dictionary.message()
 	return data
+}
+
+// kind is what a profile measures.
+type kind struct {
+	sampleType, periodType *profilespb.ValueType
+	period                 int64
+	// value returns the value of a sample, or is nil if samples have timestamps.
+	value func(*combined) int64
+}
+
+// kinds returns what the profiles of each resource measure.
+func (b *Builder) kinds() []kind {
+	d := b.dictionary
+	switch {
+	case b.options.Allocations:
+		space := d.valueType(TypeSpace, UnitBytes)
+		return []kind{
+			{d.valueType(TypeAllocObjects, UnitCount), space, 1, func(c *combined) int64 { return int64(math.Round(c.objects)) }},
+			{d.valueType(TypeAllocSpace, UnitBytes), space, 1, func(c *combined) int64 { return int64(math.Round(c.bytes)) }},
+		}
+	case b.options.Wall:
+		wall := d.valueType(TypeWall, UnitNanoseconds)
+		return []kind{{wall, wall, b.period, func(c *combined) int64 { return c.value }}}
+	default:
+		return []kind{{d.valueType(TypeSamples, UnitCount), d.valueType(TypeCPU, UnitNanoseconds), b.period, nil}}
+	}
 }
 
 func (r Resource) message() *resourcepb.Resource {
@@ -252,22 +301,20 @@ func (r Resource) message() *resourcepb.Resource {
 	return m
 }
 
-// messages returns the samples as messages. Samples of CPU time have timestamps, and samples of wall-clock time
-// have values.
-func (r *resourceSamples) messages(d *dictionary) []*profilespb.Sample {
+// messages returns the samples as messages, with timestamps if value is nil, and otherwise with values.
+func (r *resourceSamples) messages(d *dictionary, value func(*combined) int64) []*profilespb.Sample {
 	samples := make([]*profilespb.Sample, len(r.samples))
 	for i, c := range r.samples {
-		times := slices.Clone(c.times)
-		slices.Sort(times)
 		samples[i] = &profilespb.Sample{
-			StackIndex:         c.stack,
-			AttributeIndices:   d.attributeSets[c.attributes],
-			LinkIndex:          c.link,
-			TimestampsUnixNano: times,
+			StackIndex:       c.stack,
+			AttributeIndices: d.attributeSets[c.attributes],
+			LinkIndex:        c.link,
 		}
-		if c.value != 0 {
-			samples[i].Values = []int64{c.value}
+		if value != nil {
+			samples[i].Values = []int64{value(c)}
+			continue
 		}
+		samples[i].TimestampsUnixNano = slices.Sorted(slices.Values(c.times))
 	}
 	return samples
 }

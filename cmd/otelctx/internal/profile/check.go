@@ -34,8 +34,8 @@ import (
 // at all. Check covers all rules of profcheck, the checker of OpenTelemetry's profiling group.
 //
 // The guarantees: Link 0 is the empty message, and all other links have nonzero ids. Each resource has one
-// profile for CPU time or wall-clock time, or one for each. Samples of CPU time are counts with a period; they
-// have timestamps and no values. Samples of wall-clock time have one value and no timestamps. Frames in unknown
+// profile of each kind: CPU time, wall-clock time, and allocated objects and bytes. Samples of CPU time are counts with
+// a period; they have timestamps and no values. Other samples have one value and no timestamps. Frames in unknown
 // functions have no lines, and frame types are those of package symbols. Attribute values, and the keys of resource
 // attributes, are not indices of the string table. original_payload is unset.
 func Check(data *profilespb.ProfilesData) error {
@@ -418,7 +418,15 @@ func (c *checker) profiles(resources []*profilespb.ResourceProfiles) {
 	}
 }
 
-// profile checks a profile, and returns its kind of time: TypeCPU or TypeWall.
+// valueTypes lists the sample type and the period type of the kinds of profiles, each with its unit.
+var valueTypes = map[string][4]string{
+	TypeCPU:          {TypeSamples, UnitCount, TypeCPU, UnitNanoseconds},
+	TypeWall:         {TypeWall, UnitNanoseconds, TypeWall, UnitNanoseconds},
+	TypeAllocObjects: {TypeAllocObjects, UnitCount, TypeSpace, UnitBytes},
+	TypeAllocSpace:   {TypeAllocSpace, UnitBytes, TypeSpace, UnitBytes},
+}
+
+// profile checks a profile, and returns what it measures: see [KindOf].
 func (c *checker) profile(name string, p *profilespb.Profile) (kind string) {
 	if len(p.GetProfileId()) != profileIDSize || allZero(p.GetProfileId()) {
 		c.problem("%s: profile id %x is not valid", name, p.GetProfileId())
@@ -431,14 +439,11 @@ func (c *checker) profile(name string, p *profilespb.Profile) (kind string) {
 	}
 	kind = TypeCPU
 	if t := p.GetSampleType().GetTypeStrindex(); t >= 0 && int(t) < len(c.used.strings) {
-		kind = TimeOf(c.dictionary, p)
+		kind = KindOf(c.dictionary, p)
 	}
-	if kind == TypeWall {
-		c.valueType(name+": sample type", p.GetSampleType(), TypeWall, UnitNanoseconds)
-	} else {
-		c.valueType(name+": sample type", p.GetSampleType(), TypeSamples, UnitCount)
-	}
-	c.valueType(name+": period type", p.GetPeriodType(), kind, UnitNanoseconds)
+	types := valueTypes[kind]
+	c.valueType(name+": sample type", p.GetSampleType(), types[0], types[1])
+	c.valueType(name+": period type", p.GetPeriodType(), types[2], types[3])
 	if p.GetPeriod() <= 0 {
 		c.problem("%s: period is %d", name, p.GetPeriod())
 	}
@@ -451,8 +456,8 @@ func (c *checker) profile(name string, p *profilespb.Profile) (kind string) {
 	for i, s := range p.GetSamples() {
 		name := fmt.Sprintf("%s: sample %d", name, i)
 		c.sample(name, p, s)
-		if values := len(s.GetValues()); kind == TypeWall && values != 1 || kind == TypeCPU && values > 0 {
-			c.promise("%s: %d values, %d times in a profile of %s time", name, values, len(s.GetTimestampsUnixNano()), kind)
+		if values := len(s.GetValues()); kind != TypeCPU && values != 1 || kind == TypeCPU && values > 0 {
+			c.promise("%s: %d values, %d times in a profile of %s", name, values, len(s.GetTimestampsUnixNano()), kind)
 		}
 		key := identity(s)
 		if other, ok := identities[key]; ok {

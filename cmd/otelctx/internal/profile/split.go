@@ -27,7 +27,12 @@ func split(data *profilespb.ProfilesData, limit int, yield func(*profilespb.Prof
 	if size <= limit {
 		return yield(data, nil)
 	}
-	times := int(Samples(data))
+	times := 0
+	for _, p := range Each(data) {
+		for _, s := range p.GetSamples() {
+			times += occurrences(s)
+		}
+	}
 	if times < 2 {
 		return yield(nil, fmt.Errorf("one sample takes %d bytes, more than %d", size, limit))
 	}
@@ -40,9 +45,13 @@ func split(data *profilespb.ProfilesData, limit int, yield func(*profilespb.Prof
 	return true
 }
 
-// Samples returns the number of samples in data, which a [Builder] must have made.
+// Samples returns the number of samples in data, which a [Builder] must have made. Those of allocations are counted
+// once, although two profiles have them.
 func Samples(data *profilespb.ProfilesData) (n uint64) {
 	for _, p := range Each(data) {
+		if KindOf(data.GetDictionary(), p) == TypeAllocObjects {
+			continue
+		}
 		for _, s := range p.GetSamples() {
 			n += uint64(occurrences(s))
 		}
@@ -69,7 +78,7 @@ func Each(data *profilespb.ProfilesData) iter.Seq2[*resourcepb.Resource, *profil
 }
 
 // extract returns the samples of data from number first up to, but not including, number limit, with the
-// dictionary entries that they need. Samples are numbered from 0 in the way [Samples] counts them.
+// dictionary entries that they need. Samples are numbered from 0 in the order of the profiles, one for each timestamp.
 func extract(data *profilespb.ProfilesData, first, limit int) *profilespb.ProfilesData {
 	selected := &profilespb.ProfilesData{Dictionary: data.GetDictionary()}
 	position := 0 // number of the next sample

@@ -77,7 +77,9 @@ type rawKey struct {
 	// truncated reports whether the stack lacks the outermost frames, and cut whether that is because the sample
 	// was reduced to the innermost frame without attributes.
 	truncated, cut bool
-	span           sampler.Span
+	// allocated is the size of each allocation, or 0 for samples of CPU time.
+	allocated uint64
+	span      sampler.Span
 }
 
 // rawSamples are samples that are counted together.
@@ -154,7 +156,10 @@ func (p *batch) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) 
 		user, kernel, truncated = user[:min(len(user), 1)], kernel[:min(len(kernel), 1)], true
 	}
 	stack, first = samples.stack(user, kernel, s.Time)
-	key := rawKey{published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: truncated, cut: !whole, span: s.Span}
+	key := rawKey{
+		published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: truncated, cut: !whole,
+		allocated: s.Allocated, span: s.Span,
+	}
 	if p.goroutines {
 		key.goroutine = s.Goroutine
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/allocations"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
@@ -26,7 +27,10 @@ type WorkUse struct {
 // counts are the counts of a period.
 type counts struct {
 	tally *tally.Tally[tally.Count]
-	work  [numWorks]WorkUse
+	// allocated is nil unless allocations are sampled. unweighed becomes Allocated.Unweighed.
+	allocated *tally.Tally[allocations.Amount]
+	unweighed uint64
+	work      [numWorks]WorkUse
 	// filtered counts samples that did not pass the filters. They are counted nowhere else.
 	filtered uint64
 	// filteredAttributes becomes Result.FilteredAttributes. It is collected while there are no other samples.
@@ -35,8 +39,11 @@ type counts struct {
 	cut, truncated, unnamed, hidden uint64
 }
 
-func newCounts(attributes bool) *counts {
-	c := &counts{tally: tally.New[tally.Count](attributes), filteredAttributes: filter.Dropped{}}
+func newCounts(config *Config) *counts {
+	c := &counts{tally: tally.New[tally.Count](config.Attributes), filteredAttributes: filter.Dropped{}}
+	if config.Sampler.Allocations {
+		c.allocated = tally.New[allocations.Amount](config.Attributes)
+	}
 	for w := range c.work {
 		c.work[w].Work = Work(w)
 	}
@@ -52,24 +59,37 @@ func (c *counts) add(pid int, s *rawSamples, attributes []reader.Attribute) {
 	if s.cut {
 		c.cut += uint64(n)
 	}
-	sample := tally.Sample{PID: pid, Service: s.published.service, Source: s.published.serviceSource, Attributes: attributes}
+	c.tally.Add(tallySample(pid, s, attributes), tally.Count(n))
+}
+
+// addAllocated adds what samples of allocations stand for.
+func (c *counts) addAllocated(pid int, s *rawSamples, attributes []reader.Attribute, amount allocations.Amount) {
+	c.allocated.Add(tallySample(pid, s, attributes), amount)
+}
+
+func tallySample(pid int, s *rawSamples, attributes []reader.Attribute) *tally.Sample {
+	sample := &tally.Sample{PID: pid, Service: s.published.service, Source: s.published.serviceSource, Attributes: attributes}
 	if s.span.Exists() {
 		sample.Span = &tally.Span{
 			TraceID: s.span.TraceID, SpanID: s.span.SpanID, LocalRootSpanID: s.span.LocalRootSpanID, Proven: s.span.Proven,
 		}
 	}
-	c.tally.Add(&sample, tally.Count(n))
+	return sample
 }
 
-// addStack counts samples with the same stack. attributed is the number of them that are in a span.
-func (c *counts) addStack(service string, stack []*symbols.Location, samples, attributed uint64) {
-	if slices.ContainsFunc(stack, hidden) {
-		c.hidden += samples
+// addStack counts samples with the same stack.
+func (c *counts) addStack(service string, s *namedStack) {
+	if slices.ContainsFunc(s.locations, hidden) {
+		c.hidden += s.samples
 	}
-	w := &c.work[workOf(stack)]
-	w.Samples += samples
-	w.Attributed += attributed
-	c.tally.AddStack(service, functionNames(stack), tally.Count(samples))
+	if c.allocated != nil {
+		c.allocated.AddStack(service, functionNames(s.locations), s.amount)
+		return
+	}
+	w := &c.work[workOf(s.locations)]
+	w.Samples += s.samples
+	w.Attributed += s.attributed
+	c.tally.AddStack(service, functionNames(s.locations), tally.Count(s.samples))
 }
 
 // functionNames yields the functions of a stack, the innermost first. Adjacent unnamed frames in the same
@@ -123,4 +143,7 @@ func (c *counts) report(r *Result) {
 	r.Lost += c.lost
 	r.Work = c.work[:]
 	r.Rows = t.Rows()
+	if a := c.allocated; a != nil {
+		r.Allocated = &Allocated{Total: a.Total, Attributed: a.Attributed, Unweighed: c.unweighed, Rows: a.Rows()}
+	}
 }

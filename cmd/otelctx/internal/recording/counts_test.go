@@ -32,7 +32,7 @@ func TestCountsOfFunctions(t *testing.T) {
 	inlined := stack("main.inlined")
 	inlined[0].Lines = append(inlined[0].Lines, symbols.Line{Function: "main.f"})
 	kernel := append([]*symbols.Location{{Type: symbols.TypeKernel, Lines: []symbols.Line{{Function: "do_futex"}}}}, stack("main.f")...)
-	c := newCounts(false)
+	c := newCounts(&Config{})
 	for _, s := range []struct {
 		stack               []*symbols.Location
 		samples, attributed uint64
@@ -52,7 +52,7 @@ func TestCountsOfFunctions(t *testing.T) {
 		{[]*symbols.Location{{Mapping: &symbols.Mapping{Path: "/lib/libc.so"}}}, 1, 0, Application},
 	} {
 		assert.Equal(t, s.work, workOf(s.stack), "%v", s.stack)
-		c.addStack("a", s.stack, s.samples, s.attributed)
+		c.addStack("a", &namedStack{locations: s.stack, samples: s.samples, attributed: s.attributed})
 	}
 	var r Result
 	c.report(&r)

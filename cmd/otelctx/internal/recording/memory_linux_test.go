@@ -142,7 +142,7 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 	queue := export.NewQueue(client)
 	l := newLoad(t, processes)
 	config := &Config{Profile: queue.Add, Sampler: sampler.Config{Frequency: frequency}}
-	n := &symbolizer{config: config, counts: newCounts(false)}
+	n := &symbolizer{config: config, counts: newCounts(&Config{})}
 	now := time.Now()
 	p, batches := newBatch(now, false), 0
 	usual := mostMemory(func() {
@@ -215,7 +215,7 @@ func TestAttributesOfABatchAreBounded(t *testing.T) {
 	for wanted, count := range map[string]uint64{strconv.Itoa(os.Getpid()): reduced, "another": 0} {
 		one := newBatch(p.begun, false)
 		one.targets = maps.Clone(p.targets)
-		n := &symbolizer{config: &Config{Filters: filter.Filters{{Key: "process.pid", Value: wanted}}}, counts: newCounts(false)}
+		n := &symbolizer{config: &Config{Filters: filter.Filters{{Key: "process.pid", Value: wanted}}}, counts: newCounts(&Config{})}
 		n.symbolize(t.Context(), one)
 		var r Result
 		n.counts.report(&r)
@@ -266,7 +266,7 @@ func TestNamesAreBounded(t *testing.T) {
 	l.add(p, p.begun, 0, 0, 1, 1)
 	of := p.targets[l.all[0]]
 	for bytes, some := range map[int]bool{maxNamedBytes: true, 0: false} {
-		n := &symbolizer{config: &Config{}, counts: newCounts(false), left: budget{namingLimit, bytes}}
+		n := &symbolizer{config: &Config{}, counts: newCounts(&Config{}), left: budget{namingLimit, bytes}}
 		named := n.names(t.Context(), of)
 		assert.Equal(t, some, len(named) > 0)
 		assert.Equal(t, some, n.left.bytes < bytes)

@@ -97,6 +97,8 @@ type Result struct {
 	Work []WorkUse
 	// Rows add up the samples. Attributes is nil without Config.Attributes.
 	tally.Rows[tally.Count]
+	// Allocated is nil unless Config.Sampler samples allocations. If it does, Rows has no functions, and Work no samples.
+	Allocated *Allocated
 
 	// Recorded counts the processes that were recorded, whether or not they used the CPU.
 	Recorded int
@@ -207,7 +209,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 		ctx, cancel = context.WithDeadline(ctx, began.Add(r.config.Duration))
 		defer cancel()
 	}
-	n := &symbolizer{config: r.config, kernel: r.kernel, checkImage: r.search.checkImage, counts: newCounts(r.config.Attributes)}
+	n := &symbolizer{config: r.config, kernel: r.kernel, checkImage: r.search.checkImage, counts: newCounts(r.config)}
 	var working sync.WaitGroup
 	ended := false
 	working.Go(func() { ended = r.supervise(ctx, scanning, began) })
@@ -248,10 +250,13 @@ func (r *recording) result(n *symbolizer, end time.Time) *Result {
 	counts.Lost += r.unknown.Load()
 	result := &Result{
 		Start: r.reported, End: end, Recorded: r.search.targets.recorded(), Unread: r.search.targets.unread(),
-		Lost: counts.Lost - r.lastCounts.Lost, Replaced: counts.Replaced - r.lastCounts.Replaced,
+		Lost: counts.Lost + counts.Crowded - r.lastCounts.Lost - r.lastCounts.Crowded, Replaced: counts.Replaced - r.lastCounts.Replaced,
 	}
 	n.counts.report(result)
-	n.counts = newCounts(r.config.Attributes)
+	if reason := r.search.unsampled.Load(); reason != nil && result.Allocated != nil {
+		result.Allocated.Reason = *reason
+	}
+	n.counts = newCounts(r.config)
 	r.reported, r.lastCounts = end, counts
 	return result
 }

@@ -41,6 +41,8 @@ type scanner struct {
 	watching sync.Mutex
 	// began is the time at which the first process was watched, or nil before that.
 	began atomic.Pointer[time.Time]
+	// unsampled is the last reason why the allocations of a selected process are not sampled, or nil.
+	unsampled atomic.Pointer[error]
 }
 
 // scan scans a process of a user, and records it if it is selected. It calls reading when it begins to read the
@@ -67,6 +69,12 @@ func (s *scanner) scan(ctx context.Context, p sampler.Process, user int, reading
 	if err := s.watch(t); err != nil {
 		t.release()
 		return err
+	}
+	if s.config.Sampler.Allocations {
+		if err := s.checkImage(t.image); err != nil {
+			s.retire(t) // which removes the probe from the other program
+			return err
+		}
 	}
 	s.checkCarrier(t)
 	s.checkMappings(t)
@@ -125,6 +133,12 @@ func (s *scanner) open(ctx context.Context, image sampler.Image) (_ *target, err
 		return nil, errors.Join(err, p.Close(), t.symbols.Close())
 	}
 	t.acquire()
+	if s.config.Sampler.Allocations {
+		if err := s.findSite(t); err != nil {
+			t.release()
+			return nil, err
+		}
+	}
 	return t, nil
 }
 
@@ -186,6 +200,9 @@ func (s *scanner) watch(t *target) error {
 	if err != nil {
 		return err
 	}
+	if err := s.probe(t); err != nil {
+		return errors.Join(err, s.sampler.Unwatch(t.image.PID))
+	}
 	now := time.Now()
 	s.began.CompareAndSwap(nil, &now)
 	s.targets.add(t)
@@ -216,6 +233,9 @@ func (s *scanner) refresh(ctx context.Context, t *target, reading func()) error 
 			t.refreshAfter = time.Now().Add(refreshShare * time.Since(began))
 		}
 		layout, err := t.reader.ThreadLayoutSince(ctx, was.layout)
+		if err == nil && s.config.Sampler.Allocations {
+			s.followRate(t, layout)
+		}
 		if err != nil || layout == was.layout {
 			return was, err
 		}

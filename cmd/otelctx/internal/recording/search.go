@@ -74,7 +74,9 @@ func newSearch(c *Config, w *warnings) (*search, error) {
 		files = symbols.NewUnnamedFiles()
 	}
 	config := c.Sampler
-	config.Mappings = files
+	if !config.Allocations {
+		config.Mappings = files
+	}
 	s, err := sampler.Open(config)
 	if err != nil {
 		return nil, err

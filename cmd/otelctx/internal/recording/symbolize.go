@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/allocations"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
@@ -93,7 +94,7 @@ func ask[T any](ctx context.Context, n *symbolizer, pid int, f func(goOn func() 
 // symbolize passes the profiles of a batch to Config.Profile and counts its samples. Afterwards the batch is empty.
 func (n *symbolizer) symbolize(ctx context.Context, p *batch) {
 	n.asked = map[*published]bool{}
-	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Version: n.config.Version})
+	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Allocations: n.config.Sampler.Allocations, Version: n.config.Version})
 	before := n.counts.tally.Total
 	all := budget{namingLimit, maxNamedBytes}
 	users := byUser(p.targets)
@@ -165,24 +166,39 @@ func (n *symbolizer) add(ctx context.Context, builder *profile.Builder, samples 
 			}
 			continue
 		}
+		rate := samples.target.rate.Load()
+		if n.config.Sampler.Allocations && rate == 0 {
+			n.counts.unweighed += uint64(len(same.times))
+			continue
+		}
 		key := stackKey{same.stack, same.published}
 		stack := stacks[key]
 		if stack == nil {
 			stack = &namedStack{}
 			stack.locations, stack.unnamed = n.stack(names, same.stack)
+			if n.config.Sampler.Allocations {
+				stack.locations = withoutAllocator(stack.locations)
+			}
 			stacks[key] = stack
 		}
 		stack.samples += uint64(len(same.times))
 		if same.span.Exists() {
 			stack.attributed += uint64(len(same.times))
 		}
-		builder.Add(same.published.resource, stack.locations, same.span.TraceID, same.span.SpanID, attributes, same.times...)
+		if n.config.Sampler.Allocations {
+			amount := allocations.Sampled(len(same.times), same.allocated, rate)
+			stack.amount = stack.amount.Add(amount)
+			builder.AddAllocated(same.published.resource, stack.locations, same.span.TraceID, same.span.SpanID, attributes, amount.Objects, amount.Bytes)
+			n.counts.addAllocated(samples.target.image.PID, same, spanAttributes, amount)
+		} else {
+			builder.Add(same.published.resource, stack.locations, same.span.TraceID, same.span.SpanID, attributes, same.times...)
+		}
 		n.counts.dropped += uint64(same.published.dropped)
 		same.published.dropped = 0
 		n.counts.add(samples.target.image.PID, same, spanAttributes)
 	}
 	for key, s := range stacks {
-		n.counts.addStack(key.published.service, s.locations, s.samples, s.attributed)
+		n.counts.addStack(key.published.service, s)
 		if s.unnamed {
 			n.counts.unnamed += s.samples
 		}
@@ -210,6 +226,8 @@ func (n *symbolizer) readNames(ctx context.Context, samples *targetSamples) {
 type namedStack struct {
 	locations           []*symbols.Location
 	samples, attributed uint64
+	// amount is what the samples of allocations stand for.
+	amount allocations.Amount
 	// unnamed reports whether some names could not be looked up.
 	unnamed bool
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/allocations"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/reader"
@@ -22,6 +23,11 @@ type target struct {
 	published atomic.Pointer[published]
 	// seen reports whether the program has been sampled since its last scan.
 	seen atomic.Bool
+
+	// site is the place of the probe for allocations until the probe is set, and otherwise nil.
+	site *allocations.Site
+	// rate is the runtime.MemProfileRate of the program: the last one that was read and not 0, or 0 if there is none.
+	rate atomic.Uint64
 
 	// user is the id of the user who started the process.
 	user int
@@ -55,6 +61,9 @@ func (t *target) release() {
 	_ = t.reader.Close()
 	_ = t.symbols.Close()
 	t.exit.close()
+	if t.site != nil {
+		_ = t.site.Close()
+	}
 }
 
 func (t *target) ended() bool { return t.exit.happened() }

@@ -204,9 +204,11 @@ func (r *Recording) attributesAsked(t *Tables) []attribute {
 	return slices.DeleteFunc(slices.Clone(r.CPU.Attributes), func(u attribute) bool { return !t.Group.has(u.Key) })
 }
 
-// WriteJSON writes a [Document], a [WallDocument] or a [BothDocument].
+// WriteJSON writes a [Document], a [WallDocument], a [BothDocument] or an [AllocDocument].
 func (r *Recording) WriteJSON(w io.Writer, t *Tables) error {
 	switch {
+	case r.Alloc != nil:
+		return display.WriteJSON(w, r.allocDocument(t))
 	case r.Wall == nil:
 		return display.WriteJSON(w, r.cpuDocument(t))
 	case r.CPU == nil:

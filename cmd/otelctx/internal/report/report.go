@@ -23,6 +23,8 @@ type Recording struct {
 	// that otelctx has started.
 	PID     int
 	Started bool
+	// Alloc is nil unless allocations were recorded, and then there is nothing else.
+	Alloc *recording.Result
 	// CPU is nil if no CPU time was recorded, and Wall is nil if no wall-clock time was. Frequency is the number of
 	// samples per second of CPU time, and Snapshots the number of snapshots per second.
 	CPU       *recording.Result
@@ -78,6 +80,9 @@ func top[T any](most int, all []T) []T {
 func (r *Recording) WriteText(w io.Writer, t *Tables) error {
 	l := terminal.Layout(w, t.Wide)
 	var out []byte
+	if r.Alloc != nil {
+		out = r.allocText(l, t)
+	}
 	if r.CPU != nil {
 		out = r.cpuText(l, t)
 	}

@@ -185,7 +185,7 @@ type spanKey struct {
 // spanEntry is the amount of a span. Keep it small: a long recording holds up to maxSpans of them.
 type spanEntry[A any] struct {
 	amount     A
-	unproven   uint32
+	unproven   uint64
 	localRoot  [8]byte             // zeros if unknown
 	attributes *[]reader.Attribute // nil for none
 }
@@ -249,7 +249,7 @@ func (t *Tally[A]) Add(s *Sample, amount A) {
 		entry.localRoot = s.Span.LocalRootSpanID
 	}
 	if !s.Span.Proven {
-		entry.unproven += uint32(amount.Weight())
+		entry.unproven += amount.Weight()
 		t.Unproven = t.Unproven.Add(amount)
 	}
 	if len(s.Attributes) > 0 { // Otherwise keep the previous ones: samples of a span that has just ended have none.
@@ -429,7 +429,7 @@ func (t *Tally[A]) spanRows(r *Rows[A]) {
 	traces := make(map[spanKey]*Trace[A])
 	for key, entry := range t.spans {
 		u := SpanUse[A]{
-			Service: key.service, TraceID: key.traceID, SpanID: key.spanID, Amount: entry.amount, Unproven: uint64(entry.unproven),
+			Service: key.service, TraceID: key.traceID, SpanID: key.spanID, Amount: entry.amount, Unproven: entry.unproven,
 		}
 		u.Name, _, u.Attributes = splitNames(entry.list())
 		r.Spans = append(r.Spans, u)

@@ -35,6 +35,8 @@ func (s *session) noSamples(r *recording.Result) error {
 		return s.nothingPassed(r.Filtered, r.FilteredAttributes)
 	case r.Lost+r.Replaced > 0:
 		return &noSamplesError{fmt.Sprintf("all %d samples were lost or left out", r.Lost+r.Replaced), ""}
+	case r.Allocated != nil && r.Allocated.Reason != nil:
+		return &noSamplesError{r.Allocated.Reason.Error(), ""}
 	case r.Recorded == 0 && (s.started != 0 || len(s.targets.pids) > 0):
 		return &noSamplesError{fmt.Sprintf("%v could not be read in time", &s.targets), ""}
 	case r.Recorded == 0 && len(s.targets.services) > 0:
@@ -51,6 +53,12 @@ func (s *session) noSamples(r *recording.Result) error {
 		return &noSamplesError{
 			"no process publishes a process context or spans",
 			"A process that publishes nothing is recorded by its process id or --name.",
+		}
+	}
+	if s.alloc != nil {
+		return &noSamplesError{
+			fmt.Sprintf("the runtime sampled no allocation of %v", &s.targets),
+			"It samples one for each 512 KiB on average. Record while there is work to do, or for longer (--duration).",
 		}
 	}
 	idle := fmt.Sprintf("%v was hardly running", &s.targets)

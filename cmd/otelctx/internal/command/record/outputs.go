@@ -42,7 +42,7 @@ type outputs struct {
 func (s *session) openOutputs(interrupted context.Context) (*outputs, error) {
 	o := &outputs{streams: s.streams, interrupted: interrupted, period: time.Now(), warned: map[string]bool{}}
 	o.create = func(path string) (*export.File, error) {
-		file, err := export.Create(interrupted, path, s.profile.format, s.streams.Stdout, s.times()...)
+		file, err := export.Create(interrupted, path, s.profile.format, s.streams.Stdout, s.kinds()...)
 		if err != nil {
 			err = fmt.Errorf("--output: %w", err)
 		}

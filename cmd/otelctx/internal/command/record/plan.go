@@ -24,8 +24,9 @@ type plan struct {
 	// the processes end.
 	duration time.Duration
 	repeat   bool
-	// cpu and wall are the sources. A source that is nil is not recorded.
+	// cpu, alloc and wall are the sources. A source that is nil is not recorded. alloc is the only one if it is not nil.
 	cpu     *cpuPlan
+	alloc   *allocPlan
 	wall    *wallPlan
 	filters filter.Filters
 	profile profilePlan
@@ -39,6 +40,12 @@ type cpuPlan struct {
 	kernel    bool
 	unnamed   bool
 	carrier   sampler.Carrier
+}
+
+// allocPlan says how to sample allocations.
+type allocPlan struct {
+	unnamed bool
+	carrier sampler.Carrier
 }
 
 // wallPlan says how to take snapshots of goroutines.
@@ -145,7 +152,12 @@ var carriers = map[string]sampler.Carrier{
 func (c *Command) planSources(p *plan) error {
 	s := &c.Sampling
 	var frequencies []*int // in the order in which --freq names them
-	if s.CPU || !s.Wall {
+	if s.Alloc {
+		p.alloc = &allocPlan{unnamed: s.NoSymbols, carrier: carriers[s.Carrier]}
+		if s.CPU || s.Wall || s.Kernel || len(s.Freq) > 0 {
+			return errors.New("--alloc records nothing else: leave out --cpu, --wall, --kernel and --freq, and record them in another recording")
+		}
+	} else if s.CPU || !s.Wall {
 		p.cpu = &cpuPlan{frequency: cpuFrequency, kernel: s.Kernel, unnamed: s.NoSymbols, carrier: carriers[s.Carrier]}
 		frequencies = append(frequencies, &p.cpu.frequency)
 	}
@@ -261,17 +273,20 @@ func (c *Command) planReport(p *plan) error {
 	p.report = reportPlan{
 		Tables: report.Tables{
 			Group: group, Top: c.Report.Top, Wide: c.Report.Wide, NoFunctions: c.Sampling.NoSymbols,
-			NoSpanNames: p.cpu != nil && p.cpu.carrier == sampler.Labels,
+			NoSpanNames: c.Sampling.Carrier == sampler.Labels.String(),
 		},
 		json: c.Report.JSON, quiet: c.Report.Quiet,
 	}
 	return nil
 }
 
-// times returns the kinds of time that the profile contains.
-func (p *plan) times() (kinds []string) {
+// kinds returns what the profile contains.
+func (p *plan) kinds() (kinds []string) {
 	if p.cpu != nil {
 		kinds = append(kinds, profile.TypeCPU)
+	}
+	if p.alloc != nil {
+		kinds = append(kinds, profile.TypeAllocSpace)
 	}
 	if p.wall != nil {
 		kinds = append(kinds, profile.TypeWall)

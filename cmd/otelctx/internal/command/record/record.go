@@ -28,7 +28,7 @@ type Command struct {
 
 // Help returns the text of otelctx record --help.
 func (*Command) Help() string {
-	return `Prints which functions, requests and spans used the CPU, and can write a profile or send it to a collector. Any process can ` +
+	return `Prints which functions, requests and spans used the CPU, time or memory, and can write a profile or send it to a collector. Any process can ` +
 		`be recorded; those that publish their spans, as Go services with otelctx do, have them in the profile.
 
 Examples:
@@ -38,9 +38,10 @@ Examples:
     otelctx record -o cpu.pb.gz -- ./service -port 80     a command, until it ends
     otelctx record --wall 1234                            wall-clock time, waiting included
     otelctx record --wall --cpu -o both.pb.gz 1234        the same, and CPU time
+    otelctx record --alloc 1234                           allocated memory
     otelctx record --all --repeat --otlp-endpoint http://localhost:4317
 
-Needs root, or CAP_BPF and CAP_PERFMON for processes of the same user. --wall without --cpu only needs to read the processes.
+Needs root, or CAP_BPF and CAP_PERFMON for processes of the same user. --wall without --cpu only needs to read the processes. --alloc needs root.
 
 More: otelctx man | man -l -, and ` + recordingURL
 }

@@ -34,7 +34,7 @@ type session struct {
 	streams terminal.Streams
 	// started is the process id of the command once it has been started.
 	started int
-	// samples is the number of samples of CPU time in all periods. seen is the number of span names with wall-clock time
+	// samples is the number of samples of CPU time or allocations in all periods. seen is the number of span names with wall-clock time
 	// in all periods, and processes the largest number of processes in a period.
 	samples         uint64
 	seen, processes int
@@ -163,10 +163,13 @@ func (s *session) show(r *results, d export.Delivery) error {
 	}
 	p := &report.Recording{
 		Subject: s.targets.String(), PID: s.pid(), Started: s.targets.command != nil,
-		CPU: r.cpu, Wall: r.wall, Delivery: d,
+		Wall: r.wall, Delivery: d,
+	}
+	if s.alloc != nil {
+		p.Alloc = r.cpu
 	}
 	if s.cpu != nil {
-		p.Frequency = s.cpu.frequency
+		p.CPU, p.Frequency = r.cpu, s.cpu.frequency
 	}
 	if s.wall != nil {
 		p.Snapshots = s.wall.frequency

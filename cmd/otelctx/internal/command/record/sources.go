@@ -19,7 +19,8 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
-// results holds the results of the sources. The result of a source that is not in the plan is nil.
+// results holds the results of the sources. The result of a source that is not in the plan is nil. cpu is the result of the
+// sampler: CPU time, or allocations.
 type results struct {
 	cpu  *recording.Result
 	wall *wall.Result
@@ -34,7 +35,7 @@ func (s *session) measure(ctx context.Context, out *outputs, selection recording
 		defer progress.done()
 	}
 	if s.wall == nil {
-		cpu, err := s.sampleCPU(ctx, out, selection, progress, nil, ready)
+		cpu, err := s.sample(ctx, out, selection, progress, nil, ready)
 		return &results{cpu: cpu}, err
 	}
 	const less = 400 // Snapshots leave much garbage. Collecting it less often costs little memory.
@@ -57,19 +58,28 @@ func (s *session) untilEnd() time.Duration {
 	return s.duration
 }
 
-// sampleCPU samples CPU time. It calls ready, if it is not nil, once sampling has started. At the end of each period it
+// sampler returns how to sample, and whether functions stay without names.
+func (p *plan) sampler() (config sampler.Config, unnamed bool) {
+	if p.alloc != nil {
+		return sampler.Config{Allocations: true, Carrier: p.alloc.carrier}, p.alloc.unnamed
+	}
+	return sampler.Config{Frequency: p.cpu.frequency, KernelStacks: p.cpu.kernel, Carrier: p.cpu.carrier}, p.cpu.unnamed
+}
+
+// sample samples CPU time or allocations. It calls ready, if it is not nil, once sampling has started. At the end of each period it
 // also ends that of recorder, if there is one.
-func (s *session) sampleCPU(
+func (s *session) sample(
 	ctx context.Context, out *outputs, selection recording.Selection, progress *progressBar, recorder *wall.Recorder, ready func() error,
 ) (*recording.Result, error) {
+	how, unnamed := s.sampler()
 	config := recording.Config{
 		Selection: selection, Ready: ready,
 		Profile:  out.add,
 		Duration: s.untilEnd(), Version: version.Module(),
 		Filters: s.filters,
-		Unnamed: s.cpu.unnamed, IDAttributes: s.profile.ids,
+		Unnamed: unnamed, IDAttributes: s.profile.ids,
 		Attributes: s.report.Group.Kind == report.GroupAttribute,
-		Sampler:    sampler.Config{Frequency: s.cpu.frequency, KernelStacks: s.cpu.kernel, Carrier: s.cpu.carrier},
+		Sampler:    how,
 		Warn: func(err error) {
 			progress.clear()
 			s.streams.Complainf("%v", err)
@@ -170,7 +180,7 @@ func (s *session) measureBoth(ctx context.Context, out *outputs, selection recor
 		wallDone sync.WaitGroup
 		err      error
 	)
-	r.cpu, err = s.sampleCPU(ctx, out, selection, progress, recorder, func() error {
+	r.cpu, err = s.sample(ctx, out, selection, progress, recorder, func() error {
 		wallDone.Go(func() {
 			if r.wall, failed = recorder.Record(ctx); failed != nil {
 				cancel()

@@ -36,11 +36,18 @@ func (s *session) complainCPU(r *recording.Result) {
 		}
 		s.streams.Complainf("%v %s", &s.targets, ended)
 	}
+	lost := "samples were lost, because otelctx could not read them in time: a lower --freq loses fewer"
+	if a := r.Allocated; a != nil {
+		lost = "samples were lost, because otelctx could not read them in time: a higher runtime.MemProfileRate loses fewer"
+		if a.Unweighed > 0 {
+			s.streams.Complainf("%d samples were left out, since it is not known what they stand for: %v", a.Unweighed, a.Reason)
+		}
+	}
 	for _, missing := range []struct {
 		count uint64
 		text  string
 	}{
-		{r.Lost, "samples were lost, because otelctx could not read them in time: a lower --freq loses fewer"},
+		{r.Lost, lost},
 		{r.Replaced, "samples were left out: their process had just executed another program"},
 		{r.Cut, "samples have only the innermost frame of their stack, and no attributes of their span: their process has too many different stacks"},
 		{r.Truncated - r.Cut, fmt.Sprintf("samples lack the outermost frames of their stack: the kernel records at most %d", sampler.MaxFrames)},

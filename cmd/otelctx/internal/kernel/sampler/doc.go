@@ -12,6 +12,9 @@
 // 5.11 it also needs CAP_SYS_RESOURCE, or a limit on locked memory that its maps fit into. Elsewhere [Open]
 // returns an error that wraps [errors.ErrUnsupported].
 //
+// Another BPF program samples allocations of Go programs for amd64. It runs at probes that [Sampler.Probe] sets,
+// is loaded only for them, and needs Linux 5.12 and CAP_SYS_ADMIN.
+//
 // The package neither symbolizes stacks nor chooses the processes: callers do.
 package sampler
 

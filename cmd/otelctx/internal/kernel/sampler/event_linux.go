@@ -31,7 +31,7 @@ func (s *Sample) decode(b []byte) (bootNS uint64, err error) {
 		return 0, fmt.Errorf("%w: %d bytes", errMalformed, len(b))
 	}
 	*s = Sample{
-		Image: newImage(h.Image), TID: int(h.Tid), OwnTID: int(h.OwnTid), CPU: int(h.Cpu), Goroutine: h.Goid,
+		Image: newImage(h.Image), TID: int(h.Tid), OwnTID: int(h.OwnTid), CPU: int(h.Cpu), Allocated: h.Allocated, Goroutine: h.Goid,
 		User: addresses(s.User[:0], data[:user]), Kernel: addresses(s.Kernel[:0], data[user:user+kernel]),
 	}
 	comm, _, _ := bytes.Cut(h.Comm[:], []byte{0})

@@ -204,14 +204,18 @@ var needed = []struct {
 	{"CAP_PERFMON", unix.CAP_PERFMON},
 }
 
-// permitted returns an error that names the missing capabilities, or nil if none is missing.
-func permitted() error {
+// permitted returns an error that names the missing capabilities, or nil if none is missing. Allocations need more
+// than CPU time.
+func permitted(allocations bool) error {
 	usable, err := privilege.Usable()
 	if err != nil {
 		return err
 	}
 	if usable.Has(unix.CAP_SYS_ADMIN) {
-		return nil // CAP_SYS_ADMIN includes both.
+		return nil // CAP_SYS_ADMIN includes all.
+	}
+	if allocations {
+		return fmt.Errorf("%w: without CAP_SYS_ADMIN, which the kernel demands for a probe in a process", ErrNotPermitted)
 	}
 	var missing []string
 	for _, c := range needed {

@@ -42,6 +42,7 @@ type programCounts struct {
 	Taken    uint64
 	Lost     uint64
 	Replaced uint64
+	Crowded  uint64
 }
 
 type programFeature uint32
@@ -66,6 +67,7 @@ type programHeader struct {
 	_               structs.HostLayout
 	Image           programImage
 	Time            uint64
+	Allocated       uint64
 	Goid            uint64
 	TraceId         [2]uint64
 	SpanId          uint64
@@ -178,6 +180,7 @@ const (
 	programMapTold            = "told"
 	programMapWatched         = "watched"
 	programMapWorks           = "works"
+	programProgAllocation     = "allocation"
 	programProgAnyExec        = "any_exec"
 	programProgPublishes      = "publishes"
 	programProgSample         = "sample"
@@ -238,6 +241,7 @@ type programSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programProgramSpecs struct {
+	Allocation  *ebpf.ProgramSpec `ebpf:"allocation"`
 	AnyExec     *ebpf.ProgramSpec `ebpf:"any_exec"`
 	Publishes   *ebpf.ProgramSpec `ebpf:"publishes"`
 	Sample      *ebpf.ProgramSpec `ebpf:"sample"`
@@ -336,6 +340,7 @@ type programVariables struct {
 //
 // It can be passed to loadProgramObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programPrograms struct {
+	Allocation  *ebpf.Program `ebpf:"allocation"`
 	AnyExec     *ebpf.Program `ebpf:"any_exec"`
 	Publishes   *ebpf.Program `ebpf:"publishes"`
 	Sample      *ebpf.Program `ebpf:"sample"`
@@ -346,6 +351,7 @@ type programPrograms struct {
 
 func (p *programPrograms) Close() error {
 	return _ProgramClose(
+		p.Allocation,
 		p.AnyExec,
 		p.Publishes,
 		p.Sample,

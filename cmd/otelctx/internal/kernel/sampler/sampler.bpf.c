@@ -5,9 +5,10 @@
 
 // Samples threads: their stacks and, if their process advertises its spans, their span.
 //
-// The program runs in the interrupt of a cpu-clock event, in the context of the interrupted
-// thread. That thread cannot continue meanwhile, but other threads of the process can. So
-// memory that they may write is checked for changes after it has been read.
+// The program sample runs in the interrupt of a cpu-clock event, in the context of the interrupted
+// thread. The program allocation runs when a thread reaches a probe in its own code. That thread
+// cannot continue meanwhile, but other threads of the process can. So memory that they may write
+// is checked for changes after it has been read.
 
 #include <stdbool.h>
 
@@ -48,6 +49,13 @@ _Static_assert(MAX_RECORD_ATTRIBUTES <= MAX_ATTRIBUTES, "a record has no more at
 #define READ_KEY 15
 #define READ_VALUE 47
 #define SLOT_ATTEMPTS 3
+// How many programs that can be preempted may run on a CPU at the same time.
+#define PREEMPTIBLE_WORKS 4
+// The positions of registers in pt_regs of amd64.
+#define PT_REGS_BP 4
+#define PT_REGS_CX 11
+#define PT_REGS_IP 16
+#define PT_REGS_SP 19
 // The number of bytes read of a cell, and the number of ancestors in cells and records.
 #define CELL_SIZE 128
 #define ANCESTORS 3
@@ -134,6 +142,7 @@ const struct thread *for_go_thread __attribute__((unused));
 struct header {
 	struct image image;
 	__u64 time; // CLOCK_BOOTTIME in nanoseconds
+	__u64 allocated; // the size of the allocation; 0 in samples of CPU time
 	__u64 goid;
 	__u64 trace_id[2], span_id, local_root_span_id; // in the order of their bytes
 	__u32 tid, own_tid, cpu;
@@ -183,8 +192,11 @@ struct slot {
 	__u8 trace_flags;
 };
 
-// work is the scratch memory of one CPU.
+// work is the scratch memory of a program that runs on a CPU.
 struct work {
+	// Its key in works, and whether a program of the kind that can be preempted uses it.
+	__u32 place, _pad;
+	__u64 busy;
 	struct event event;
 	// The last slot read, and zeros from NO_FIELD on.
 	__u8 slot[2 * SLOT_SIZE + 8];
@@ -209,6 +221,7 @@ struct counts {
 	__u64 taken;
 	__u64 lost; // taken, but the reader was too late
 	__u64 replaced; // not taken: the process runs another image than the watched one
+	__u64 crowded; // not taken: too many programs on this CPU were preempted
 };
 
 struct {
@@ -220,7 +233,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, 1); // the loader raises it for allocation
 	__type(key, __u32);
 	__type(value, struct work);
 } works SEC(".maps");
@@ -245,11 +258,9 @@ volatile const __u32 wake_at; // the number of bytes in events at which the read
 // Functions that are not static take numbers and look up their
 // pointers here. The verifier checks each of them once, for all
 // numbers. Checking each call would be the slowest part of the start.
-static __always_inline struct work *this_work(void)
+static __always_inline struct work *this_work(__u32 place)
 {
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&works, &zero);
+	return bpf_map_lookup_elem(&works, &place);
 }
 
 static __always_inline const struct layout *this_layout(struct work *w)
@@ -350,9 +361,9 @@ static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64
 
 // read_slot reads the slot for a thread id, whoever owns
 // it. It returns false if its content cannot be determined.
-__noinline int read_slot(__u64 tid)
+__noinline int read_slot(__u64 tid, __u32 place)
 {
-	struct work *w = this_work();
+	struct work *w = this_work(place);
 	const struct layout *l;
 	const struct ring *r;
 	struct slot *s;
@@ -453,9 +464,9 @@ enum liveness {
 
 // read_cell reads a consistent copy of the cell of a
 // reference, and returns the state of the span.
-__noinline int read_cell(__u64 ref)
+__noinline int read_cell(__u64 ref, __u32 place)
 {
-	struct work *w = this_work();
+	struct work *w = this_work(place);
 	const struct layout *l;
 	const struct spans *s;
 	__u64 at, version = 0;
@@ -508,7 +519,7 @@ static __always_inline bool give_ancestor(struct work *w, const struct spans *s,
 	int i;
 
 	for (i = 0; i < ANCESTORS; i++) {
-		if (read_cell(refs[i]) == LIVE) {
+		if (read_cell(refs[i], w->place) == LIVE) {
 			give_cell(w, s, carrier);
 			return true;
 		}
@@ -542,7 +553,7 @@ static __always_inline void resolve_slot(struct work *w, const struct layout *l,
 		give_slot(w, &l->threads, slot, proven);
 		return;
 	}
-	is = read_cell(slot->ref);
+	is = read_cell(slot->ref, w->place);
 	// The goroutine that started the span may have continued on another thread.
 	if (is == GONE || (slot->owner_goid && CELL(w, __u64, s->goid) == slot->owner_goid &&
 			   CELL(w, __u32, s->tid) != slot->tid))
@@ -576,7 +587,7 @@ static __always_inline enum entry resolve_entry(struct work *w, const struct lay
 	if (entry.check != (~owner ^ entry.position * ENTRY_FACTOR))
 		return UNKNOWN;
 	entry.position &= ~(__u64)ENTRY_ATTACHED;
-	switch (entry.position ? read_cell(entry.position) : OVER) {
+	switch (entry.position ? read_cell(entry.position, w->place) : OVER) {
 	case LIVE:
 		give_cell(w, &l->spans, GOROUTINE_TABLE);
 		return DECIDED;
@@ -686,9 +697,9 @@ static __always_inline __u64 digits(__u32 v)
 // labelled reports whether the values of the labels before the record contain the
 // record's ids, as is the case for genuine records. Labels installed by other
 // code are followed by arbitrary heap memory, which may look like a record.
-__noinline int labelled(__u64 labels)
+__noinline int labelled(__u64 labels, __u32 place)
 {
-	struct work *w = this_work();
+	struct work *w = this_work(place);
 	const struct record *r;
 	struct {
 		__u64 list, len, n; // n is the capacity, which includes the labels of an ended span
@@ -747,7 +758,7 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 	if (only && (!r->valid || e->h.trace_id[0] != r->trace_id[0] || e->h.trace_id[1] != r->trace_id[1] ||
 		     e->h.span_id != r->span_id))
 		return;
-	if (!labelled(labels))
+	if (!labelled(labels, w->place))
 		return;
 	ordered(w);
 	// The span may have ended meanwhile, on another thread. Nothing else changes.
@@ -771,7 +782,7 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 		e->h.attrs_size = read_user(room(e), size, at + RECORD_SIZE) ? size : 0;
 	// A slot with the same span has already led to the cell. The span may be ending.
 	if (!only && l->has & HAS_SPANS && l->has & HAS_REF && read_user(&ref, sizeof(ref), labels + l->ref_offset) &&
-	    read_cell(ref) != GONE)
+	    read_cell(ref, w->place) != GONE)
 		give_root(w, &l->spans);
 }
 
@@ -836,7 +847,7 @@ static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct ta
 		give_labels(ctx, task, l, of_thread, w);
 		return;
 	}
-	if (l->has & HAS_THREAD_SLOTS && !read_slot(tid))
+	if (l->has & HAS_THREAD_SLOTS && !read_slot(tid, w->place))
 		__builtin_memset(of_thread, 0, sizeof(*of_thread));
 	if (!(l->has & HAS_GOROUTINE)) {
 		if (shows_span(of_thread) && (of_thread->tid == tid || l->threads.tid == NO_FIELD))
@@ -881,16 +892,15 @@ static __always_inline bool submit(struct event *e)
 	return size <= sizeof(*e) && bpf_ringbuf_output(&events, e, size, wake) == 0;
 }
 
-SEC("perf_event")
-int sample(struct bpf_perf_event_data *ctx)
+// begin returns the scratch memory for a sample of the current thread with the image and the ids filled in, or NULL if
+// the thread's process is not watched. A program that may be preempted claims its memory among several.
+static __always_inline struct work *begin(struct task_struct *task, bool preemptible, struct counts **counts)
 {
-	struct task_struct *task = (struct task_struct *)bpf_get_current_task();
+	struct image image = {};
 	struct layout *l;
 	struct counts *c;
-	struct event *e;
 	struct work *w;
-	struct image image = {};
-	__u32 zero = 0, pid = 0, tid = 0, *number;
+	__u32 zero = 0, pid = 0, tid = 0, place = 0, *number;
 
 	if (!identify(task, &pid, &tid))
 		return 0;
@@ -898,35 +908,120 @@ int sample(struct bpf_perf_event_data *ctx)
 	if (!number)
 		return 0;
 	l = bpf_map_lookup_elem(&layouts, number);
-	w = bpf_map_lookup_elem(&works, &zero);
 	c = bpf_map_lookup_elem(&counted, &zero);
-	if (!l || !w || !c)
+	if (!l || !c)
 		return 0;
 	// A layout is valid only for the image that advertised it. Another image
 	// may even be a program that the watcher is not permitted to read. The
 	// layout's index may also just have been given to another process.
 	image_of(BPF_CORE_READ(task, group_leader), pid, &image);
 	if (l->image.start != image.start || l->image.execs != image.execs || l->image.pid != pid) {
-		c->replaced++;
+		__sync_fetch_and_add(&c->replaced, 1);
 		return 0;
 	}
-
-	c->taken++;
+	w = this_work(place);
+	if (preemptible) {
+		for (; w && place < PREEMPTIBLE_WORKS; w = this_work(++place)) {
+			if (!__sync_val_compare_and_swap(&w->busy, 0, 1))
+				break;
+		}
+		if (!w || place == PREEMPTIBLE_WORKS) {
+			__sync_fetch_and_add(&c->crowded, 1);
+			return 0;
+		}
+	}
+	if (!w)
+		return 0;
+	w->place = place;
 	w->layout = *number;
+	__builtin_memset(&w->event.h, 0, sizeof(w->event.h));
+	w->event.h.image = image;
+	w->event.h.tid = tid;
+	w->event.h.time = bpf_ktime_get_boot_ns();
+	w->event.h.cpu = bpf_get_smp_processor_id();
+	w->event.h.own_tid = own_tid(task);
+	bpf_get_current_comm(w->event.h.comm, sizeof(w->event.h.comm));
+	__sync_fetch_and_add(&c->taken, 1);
+	*counts = c;
+	return w;
+}
+
+// finish adds the span to a sample whose stacks are stored, and outputs it.
+static __always_inline void finish(struct bpf_perf_event_data *ctx, struct task_struct *task, struct work *w,
+				   struct counts *c)
+{
+	const struct layout *l = this_layout(w);
+
+	if (l)
+		find_span(ctx, task, l, w);
+	if (!submit(&w->event))
+		__sync_fetch_and_add(&c->lost, 1);
+}
+
+SEC("perf_event")
+int sample(struct bpf_perf_event_data *ctx)
+{
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task();
+	struct counts *c;
+	struct work *w = begin(task, false, &c);
+	struct event *e;
+
+	if (!w)
+		return 0;
 	e = &w->event;
-	__builtin_memset(&e->h, 0, sizeof(e->h));
-	e->h.image = image;
-	e->h.tid = tid;
-	e->h.time = bpf_ktime_get_boot_ns();
-	e->h.cpu = bpf_get_smp_processor_id();
-	e->h.own_tid = own_tid(task);
-	bpf_get_current_comm(e->h.comm, sizeof(e->h.comm));
 	e->h.user_size = stack(ctx, e, 0, BPF_F_USER_STACK);
 	if (kernel_stacks)
 		e->h.kernel_size = stack(ctx, e, e->h.user_size, 0);
-	find_span(ctx, task, l, w);
-	if (!submit(e))
-		c->lost++;
+	finish(ctx, task, w, c);
+	return 0;
+}
+
+// walk stores the user stack of a thread that is about to push its frame pointer, by following frame
+// pointers, and returns its size in bytes. bpf_get_stack assembles stacks in memory of the CPU that
+// another program could overwrite if this one is preempted.
+static __always_inline __u16 walk(struct event *e, __u64 pc, __u64 sp, __u64 fp)
+{
+	__u64 *to = (__u64 *)e->data;
+	struct {
+		__u64 caller, back;
+	} frame;
+	__u32 n;
+
+	to[0] = pc;
+	if (!read_user(&to[1], sizeof(to[1]), sp))
+		return sizeof(to[0]);
+	for (n = 2; n < MAX_FRAMES; n++) {
+		if (!valid_pointer(fp) || !read_user(&frame, sizeof(frame), fp))
+			break;
+		to[n] = frame.back;
+		if (frame.caller <= fp) // Callers are at higher addresses. The outermost frame has 0.
+			fp = 0;
+		else
+			fp = frame.caller;
+	}
+	return n * sizeof(to[0]);
+}
+
+// Runs in runtime.mProf_Malloc(mp *m, p unsafe.Pointer, size uintptr) of a Go program for amd64, at the push of
+// the frame pointer, before which the function changes neither the stack nor its arguments. Go passes them in
+// RAX, RBX and RCX.
+SEC("uprobe")
+int allocation(struct bpf_perf_event_data *ctx)
+{
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task();
+	struct counts *c;
+	struct work *w;
+	__u64 size = ctx->regs[PT_REGS_CX], pc = ctx->regs[PT_REGS_IP], sp = ctx->regs[PT_REGS_SP];
+	__u64 fp = ctx->regs[PT_REGS_BP];
+
+	w = begin(task, true, &c);
+	if (!w)
+		return 0;
+	w->event.h.allocated = size ? size : 1;
+	w->event.h.user_size = walk(&w->event, pc, sp, fp);
+	finish(ctx, task, w, c);
+	barrier();
+	*(volatile __u64 *)&w->busy = 0;
 	return 0;
 }
 

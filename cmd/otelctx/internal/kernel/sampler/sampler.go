@@ -43,8 +43,10 @@ type Config struct {
 	// samples are lost. It is a power of two and a multiple of the page size. 0 chooses a size for a reader
 	// that is at most a second late.
 	BufferSize int
-	// Mappings, if not nil, receives the code that processes map.
+	// Mappings, if not nil, receives the code that processes map. It is not supported with Allocations.
 	Mappings Mappings
+	// Allocations samples allocations at the places that [Sampler.Probe] is given, instead of CPU time.
+	Allocations bool
 }
 
 // Mappings receives new executable mappings of processes. Its methods are called by the goroutine that
@@ -86,6 +88,9 @@ type Counts struct {
 	// Replaced counts samples that were not taken because the process had already executed another program,
 	// or because another process had taken its id.
 	Replaced uint64
+	// Crowded counts allocations that were not sampled because the kernel had preempted too many samples on
+	// the same CPU.
+	Crowded uint64
 }
 
 // Sample is the state of a thread of a watched process when it was interrupted. Process and thread ids are
@@ -108,6 +113,9 @@ type Sample struct {
 	// Truncated reports whether a stack has the maximum number of frames. Such a stack probably lacks the
 	// outermost frames.
 	Truncated bool
+	// Allocated is the number of bytes of a sampled allocation, as the process claims; it is 0 for a sample of
+	// CPU time.
+	Allocated uint64
 	// Goroutine is the id of the user goroutine that the thread ran, or for which it was in a system call.
 	// It is 0 if there was no such goroutine or its id is unknown.
 	Goroutine uint64

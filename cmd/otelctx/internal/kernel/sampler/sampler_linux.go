@@ -27,9 +27,13 @@ import (
 // Sampler samples the watched processes from [Open] to [Sampler.Stop]. It is safe for concurrent use,
 // except that only one goroutine may call Read. [Sampler.Close] releases it.
 type Sampler struct {
-	objects  samplerObjects
+	objects samplerObjects
+	// program takes the samples.
+	program  *ebpf.Program
 	iterator *link.Iter
 	timers   timers
+	// probes are used instead of timers if allocations are sampled.
+	probes   *probes
 	ring     *ringbuf.Reader
 	mappings mappings
 	record   ringbuf.Record
@@ -63,9 +67,8 @@ type Sampler struct {
 	next func() (map[int]Process, error)
 }
 
-// samplerObjects are the programs and maps that take samples and list processes.
+// samplerObjects are the maps of samples, and the program that lists processes.
 type samplerObjects struct {
-	Sample  *ebpf.Program `ebpf:"sample"`
 	Threads *ebpf.Program `ebpf:"threads"`
 	Counted *ebpf.Map     `ebpf:"counted"`
 	Events  *ebpf.Map     `ebpf:"events"`
@@ -74,7 +77,14 @@ type samplerObjects struct {
 }
 
 func (o *samplerObjects) close() error {
-	return _ProgramClose(o.Sample, o.Threads, o.Counted, o.Events, o.Layouts, o.Watched)
+	return _ProgramClose(o.Threads, o.Counted, o.Events, o.Layouts, o.Watched)
+}
+
+// cpuObjects is the program that samples CPU time.
+type cpuObjects struct {
+	samplerObjects
+
+	Sample *ebpf.Program `ebpf:"sample"`
 }
 
 // pollInterval is how long samples may wait to be read. Waking the reader costs more than reading many
@@ -86,10 +96,10 @@ const pollInterval = 250 * time.Millisecond
 // The error wraps [ErrNotPermitted], or [errors.ErrUnsupported] if the kernel lacks a required feature.
 // Otherwise it names the invalid field of the config or the operation that failed.
 func Open(c Config) (*Sampler, error) {
-	if c.Frequency < 1 {
+	if c.Frequency < 1 && !c.Allocations {
 		return nil, fmt.Errorf("a frequency of %d", c.Frequency)
 	}
-	if err := permitted(); err != nil {
+	if err := permitted(c.Allocations); err != nil {
 		return nil, err
 	}
 	s := &Sampler{mappings: mappings{listener: c.Mappings, rings: map[int][]byte{}}, carrier: c.Carrier, frames: maxFrames(), places: make(map[int]uint32), free: make([]uint32, MaxProcesses)}
@@ -121,7 +131,11 @@ func (s *Sampler) open(c Config) error {
 	if s.base, s.bootBase, err = sameMoment(); err != nil {
 		return err
 	}
-	s.timers = timers{frequency: c.Frequency, program: s.objects.Sample.FD(), online: onlineFile, events: map[int]int{}}
+	if c.Allocations {
+		s.probes = &probes{program: s.program.FD(), events: map[int]int{}}
+		return nil
+	}
+	s.timers = timers{frequency: c.Frequency, program: s.program.FD(), online: onlineFile, events: map[int]int{}}
 	if c.Mappings != nil {
 		s.timers.mappings = &s.mappings
 	}
@@ -134,6 +148,10 @@ func (s *Sampler) load(c Config) error {
 		return err
 	}
 	size := c.BufferSize
+	if size == 0 && c.Allocations {
+		size = allocationBuffer
+		spec.Maps[programMapWorks].MaxEntries = preemptibleWorks
+	}
 	if size == 0 {
 		processors, err := ebpf.PossibleCPU()
 		if err != nil {
@@ -155,9 +173,20 @@ func (s *Sampler) load(c Config) error {
 			return fmt.Errorf("%s: %w", variable, err)
 		}
 	}
-	if err := spec.LoadAndAssign(&s.objects, nil); err != nil {
+	// Only the programs of the chosen objects are loaded.
+	if c.Allocations {
+		var o allocationObjects
+		if err := spec.LoadAndAssign(&o, nil); err != nil {
+			return fmt.Errorf("load the BPF program: %w", err)
+		}
+		s.objects, s.program = o.samplerObjects, o.Allocation
+		return nil
+	}
+	var o cpuObjects
+	if err := spec.LoadAndAssign(&o, nil); err != nil {
 		return fmt.Errorf("load the BPF program: %w", err)
 	}
+	s.objects, s.program = o.samplerObjects, o.Sample
 	return nil
 }
 
@@ -232,7 +261,7 @@ func (s *Sampler) Unwatch(pid int) error {
 	}
 	delete(s.places, pid)
 	s.free = append(s.free, place)
-	return nil
+	return s.probes.remove(pid)
 }
 
 // Processes returns the processes in the caller's PID namespace by id.
@@ -314,7 +343,7 @@ func (s *Sampler) nextProcesses() (map[int]Process, error) {
 func (s *Sampler) Processors() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped || s.closed {
+	if s.stopped || s.closed || s.probes != nil {
 		return nil
 	}
 	return privilege.Do(func() error { return s.timers.adjust() })
@@ -381,7 +410,7 @@ func (s *Sampler) Stop() error {
 		return nil
 	}
 	s.stopped = true
-	return errors.Join(s.timers.stop(), s.ring.Flush())
+	return errors.Join(s.timers.stop(), s.probes.stop(), s.ring.Flush())
 }
 
 // Counts returns the numbers of missing samples so far.
@@ -404,6 +433,7 @@ func (s *Sampler) count() {
 	for _, c := range counts {
 		s.counts.Lost += c.Lost
 		s.counts.Replaced += c.Replaced
+		s.counts.Crowded += c.Crowded
 	}
 }
 
@@ -416,7 +446,7 @@ func (s *Sampler) Close() error {
 	if s.closed {
 		return nil
 	}
-	err := s.timers.stop()
+	err := errors.Join(s.timers.stop(), s.probes.stop())
 	s.count()
 	s.closed = true
 	if s.ring != nil {
@@ -425,8 +455,8 @@ func (s *Sampler) Close() error {
 	if s.iterator != nil {
 		err = errors.Join(err, s.iterator.Close())
 	}
-	if s.objects.Sample != nil {
-		err = errors.Join(err, s.objects.close())
+	if s.program != nil {
+		err = errors.Join(err, s.program.Close(), s.objects.close())
 	}
 	s.places, s.free = nil, slices.Delete(s.free, 0, len(s.free))
 	return err

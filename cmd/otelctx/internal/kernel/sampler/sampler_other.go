@@ -8,6 +8,7 @@ package sampler
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 
 	"github.com/otelctx/otelctx/reader"
@@ -23,6 +24,9 @@ func Open(Config) (*Sampler, error) { return nil, errUnsupported }
 
 // Watch returns an error that wraps [errors.ErrUnsupported].
 func (*Sampler) Watch(Image, *reader.ThreadLayout) error { return errUnsupported }
+
+// Probe returns an error that wraps [errors.ErrUnsupported].
+func (*Sampler) Probe(Image, *os.File, uint64) error { return errUnsupported }
 
 // Unwatch returns an error that wraps [errors.ErrUnsupported].
 func (*Sampler) Unwatch(int) error { return errUnsupported }

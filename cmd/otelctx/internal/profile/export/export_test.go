@@ -58,10 +58,12 @@ func recording(t *testing.T, n int) *profilespb.ProfilesData {
 
 // write writes the parts of a recording to one file.
 func write(path string, format Format, parts ...*profilespb.ProfilesData) error {
-	var kinds []string // kinds of time in parts, CPU time first
+	var kinds []string // of the samples in parts, CPU time before wall-clock time
 	for _, p := range parts {
 		for _, one := range profile.Each(p) {
-			kinds = append(kinds, profile.TimeOf(p.GetDictionary(), one))
+			if kind := profile.KindOf(p.GetDictionary(), one); kind != profile.TypeAllocObjects {
+				kinds = append(kinds, kind)
+			}
 		}
 	}
 	slices.Sort(kinds)
@@ -184,7 +186,7 @@ func TestMixedTimes(t *testing.T) {
 		require.NoError(t, proto.Unmarshal(fileOf(t, OTLP, parts...), decoded))
 		counts := map[string]int{}
 		for _, p := range profile.Each(decoded) {
-			counts[profile.TimeOf(decoded.GetDictionary(), p)] += len(p.GetSamples())
+			counts[profile.KindOf(decoded.GetDictionary(), p)] += len(p.GetSamples())
 		}
 		assert.Equal(t, map[string]int{profile.TypeCPU: 6, profile.TypeWall: 2}, counts)
 
@@ -201,6 +203,55 @@ func TestMixedTimes(t *testing.T) {
 }
 
 // asPprof converts a recording and reads the result with pprof's own package.
+// TestAllocations checks that each format has the bytes of allocations, and the number of objects if it has room for it.
+func TestAllocations(t *testing.T) {
+	start := time.Unix(1700000000, 0)
+	b := profile.New(profile.Options{Start: start, Allocations: true})
+	for _, service := range []string{"shop", "bank"} {
+		bytes := map[string]float64{"shop": 1000.4, "bank": 70}[service]
+		resource, dropped := profile.NewResource([]*commonpb.KeyValue{profile.StringAttribute("service.name", service), profile.StringAttribute("", "no key")}, "")
+		require.Equal(t, 1, dropped)
+		for span := range byte(2) {
+			stack := []*symbols.Location{{Lines: []symbols.Line{{Function: "main.allocate"}}}}
+			for range 2 { // Equal samples are one.
+				b.AddAllocated(resource, stack, [16]byte{1}, [8]byte{span + 1}, nil, 3, bytes)
+			}
+		}
+	}
+	data := b.Data(start.Add(time.Minute))
+	require.NoError(t, profile.Check(data))
+	assert.EqualValues(t, 4, profile.Samples(data))
+
+	p := parse(t, fileOf(t, Pprof, data))
+	assert.Equal(t, []*pprof.ValueType{{Type: "alloc_objects", Unit: "count"}, {Type: "alloc_space", Unit: "bytes"}}, p.SampleType)
+	assert.Equal(t, "alloc_space", p.DefaultSampleType)
+	assert.Equal(t, &pprof.ValueType{Type: "space", Unit: "bytes"}, p.PeriodType)
+	var values [][]int64
+	for _, s := range p.Sample {
+		values = append(values, s.Value)
+	}
+	assert.Equal(t, [][]int64{{6, 2001}, {6, 2001}, {6, 140}, {6, 140}}, values)
+
+	totals := map[string]int64{}
+	for part, err := range profile.Split(data, proto.Size(data)/2) {
+		require.NoError(t, err)
+		require.NoError(t, profile.Check(part))
+		for _, one := range profile.Each(part) {
+			for _, s := range one.GetSamples() {
+				totals[profile.KindOf(part.GetDictionary(), one)] += s.GetValues()[0]
+			}
+		}
+	}
+	assert.Equal(t, map[string]int64{profile.TypeAllocObjects: 24, profile.TypeAllocSpace: 4282}, totals)
+
+	assert.Equal(t, "bank;main.allocate 280\nshop;main.allocate 4002\n", string(fileOf(t, Folded, data)))
+	documents := documentsOf(t, fileOf(t, HTML, data))
+	require.Len(t, documents, 1)
+	assert.True(t, documents[0].Allocations)
+	assert.Equal(t, "shop, bank, 2023-11-14 22:13:20 UTC, 1m0s, allocations", documents[0].Title)
+	assert.EqualValues(t, 1, documents[0].Period)
+}
+
 func asPprof(t *testing.T, data *profilespb.ProfilesData) *pprof.Profile {
 	t.Helper()
 	p := parse(t, fileOf(t, Pprof, data))

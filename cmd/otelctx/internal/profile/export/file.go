@@ -82,7 +82,8 @@ func openingLimit(interrupted context.Context) <-chan struct{} {
 // overwrites it in place. Files that are not regular, such as pipes, receive the profiles immediately. New and
 // replaced files are accessible only to the caller (0600).
 //
-// kinds lists the kinds of time in the profiles, profile.TypeCPU and profile.TypeWall. The default is CPU time.
+// kinds lists what the profiles measure: profile.TypeCPU, profile.TypeWall or profile.TypeAllocSpace, which stands for
+// the number of objects too. The default is CPU time.
 func Create(interrupted context.Context, path string, format Format, stdout io.Writer, kinds ...string) (*File, error) {
 	if len(kinds) == 0 {
 		kinds = []string{profile.TypeCPU}

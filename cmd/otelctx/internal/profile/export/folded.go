@@ -14,7 +14,7 @@ import (
 )
 
 // foldedEncoder writes a line for each stack: the service and the functions, the outermost first, separated by
-// semicolons, then a space and the number of samples, or nanoseconds of wall-clock time. A stack that occurs in
+// semicolons, then a space and the number of samples, nanoseconds of wall-clock time, or allocated bytes. A stack that occurs in
 // several calls of add gets a line for each call, and readers of the format add up the numbers.
 type foldedEncoder struct{ to io.Writer }
 

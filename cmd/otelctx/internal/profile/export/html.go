@@ -43,7 +43,7 @@ type flameBounds struct {
 // always removes half of the entries, which makes further merges rare.
 var pageBounds = flameBounds{nodes: 1 << 16, samples: 1 << 18, names: 1 << 10, traces: 1 << 15, text: 1 << 20}
 
-// htmlEncoder writes a page with a flame graph for each kind of time.
+// htmlEncoder writes a page with a flame graph for each kind of sample.
 type htmlEncoder struct {
 	to     io.Writer
 	flames []*flame
@@ -52,7 +52,7 @@ type htmlEncoder struct {
 func (e *htmlEncoder) add(data *profilespb.ProfilesData) error {
 	for resource, p := range profile.Each(data) {
 		for _, f := range e.flames {
-			if kind := profile.TimeOf(data.GetDictionary(), p); kind == f.kind {
+			if kind := profile.KindOf(data.GetDictionary(), p); kind == f.kind {
 				f.title.add(resource, p, kind)
 			}
 		}
@@ -96,7 +96,7 @@ func hashOf(content string) string {
 // flame is a flame graph. Its nodes form a tree of functions. It counts the samples of each combination of node,
 // span name, endpoint and trace.
 type flame struct {
-	kind      string // kind of time
+	kind      string // as in sample
 	title     title
 	bounds    flameBounds
 	functions *words
@@ -106,7 +106,7 @@ type flame struct {
 	words [flameKinds]*words
 
 	samples map[flameSample]int64
-	period  int64 // nanoseconds per sample, or 1 if samples are counted in nanoseconds
+	period  int64 // nanoseconds per sample, or 1 if samples are counted in nanoseconds or bytes
 	cut     bool  // whether the innermost functions of some stacks were removed
 }
 
@@ -292,11 +292,13 @@ type flameDocument struct {
 	// Period is the number of nanoseconds that a count of 1 stands for.
 	Period int64 `json:"period"`
 	// Wall is set if the counts are nanoseconds of wall-clock time, not numbers of samples.
-	Wall      bool     `json:"wall,omitempty"`
-	Functions []string `json:"functions"`
-	Names     []string `json:"names"`
-	Endpoints []string `json:"endpoints"`
-	Traces    []string `json:"traces"`
+	Wall bool `json:"wall,omitempty"`
+	// Allocations is set if the counts are allocated bytes.
+	Allocations bool     `json:"allocations,omitempty"`
+	Functions   []string `json:"functions"`
+	Names       []string `json:"names"`
+	Endpoints   []string `json:"endpoints"`
+	Traces      []string `json:"traces"`
 	// Nodes are pairs of a parent and a function. Samples are groups of five numbers: node, name, endpoint,
 	// trace and count.
 	Nodes   []int32 `json:"nodes"`
@@ -306,7 +308,8 @@ type flameDocument struct {
 
 func (f *flame) document() flameDocument {
 	d := flameDocument{
-		Title: f.title.String(), Period: f.period, Wall: f.kind == profile.TypeWall, Functions: f.functions.all, Names: f.words[flameName].all, Endpoints: f.words[flameEndpoint].all, Traces: f.words[flameTrace].all, Cut: f.cut,
+		Title: f.title.String(), Period: f.period, Wall: f.kind == profile.TypeWall, Allocations: f.kind == profile.TypeAllocSpace,
+		Functions: f.functions.all, Names: f.words[flameName].all, Endpoints: f.words[flameEndpoint].all, Traces: f.words[flameTrace].all, Cut: f.cut,
 		Nodes: make([]int32, 0, 2*len(f.nodes)), Samples: make([]int64, 0, 5*len(f.samples)),
 	}
 	for _, n := range f.nodes {

@@ -75,14 +75,14 @@ const (
 // only within a part, because most of them are span ids, and remembering all span ids of a long recording would
 // take too much memory.
 //
-// Each sample has values for every kind of time in the file: a count and nanoseconds for CPU time, and nanoseconds
-// for wall-clock time. The format cannot represent timestamps of samples.
+// Each sample has values for every kind in the file: a count and nanoseconds for CPU time, nanoseconds for wall-clock
+// time, and objects and bytes for allocations. The format cannot represent timestamps of samples.
 //
 // `go tool pprof -tagfocus='span_id=^ID$'` selects one span. Without ^ and $, the tool would parse about one in 700
 // ids as a number with a unit, and find no samples.
 type pprofEncoder struct {
 	to         *gzip.Writer
-	kinds      []string                       // kinds of time in the file
+	kinds      []string                       // what the samples in the file measure
 	dictionary *profilespb.ProfilesDictionary // of the current part
 	strings    map[string]int64
 	// numStrings counts the strings written so far, including the empty string. The others count the entries of
@@ -91,7 +91,7 @@ type pprofEncoder struct {
 	numStrings, numMappings, numLocations, numFunctions int64
 
 	start, limit int64
-	periods      map[string]int64 // by kind of time
+	periods      map[string]int64 // by kind
 	err          error
 	b            []byte // scratch space
 }
@@ -108,7 +108,7 @@ func newPprofEncoder(to io.Writer, kinds []string) *pprofEncoder {
 
 func (e *pprofEncoder) add(data *profilespb.ProfilesData) error {
 	for _, p := range profile.Each(data) {
-		kind := profile.TimeOf(data.GetDictionary(), p)
+		kind := profile.KindOf(data.GetDictionary(), p)
 		if period, ok := e.periods[kind]; ok && period != p.GetPeriod() {
 			return fmt.Errorf("profiles with periods of %d and %d ns cannot be one", period, p.GetPeriod())
 		}
@@ -148,12 +148,21 @@ func entries[T any](table []T) iter.Seq2[int64, T] {
 func (e *pprofEncoder) begin() {
 	e.string("")
 	for _, kind := range e.kinds {
-		if kind == profile.TypeCPU {
+		switch kind {
+		case profile.TypeCPU:
 			e.message(profileSampleType, e.valueType(profile.TypeSamples, profile.UnitCount))
+		case profile.TypeAllocSpace:
+			e.message(profileSampleType, e.valueType(profile.TypeAllocObjects, profile.UnitCount))
+			e.message(profileSampleType, e.valueType(kind, profile.UnitBytes))
+			continue
 		}
 		e.message(profileSampleType, e.valueType(kind, profile.UnitNanoseconds))
 	}
-	e.message(profilePeriodType, e.valueType(e.kinds[0], profile.UnitNanoseconds))
+	if e.kinds[0] == profile.TypeAllocSpace {
+		e.message(profilePeriodType, e.valueType(profile.TypeSpace, profile.UnitBytes))
+	} else {
+		e.message(profilePeriodType, e.valueType(e.kinds[0], profile.UnitNanoseconds))
+	}
 	e.number(profileDefaultSampleType, e.string(e.kinds[0]))
 }
 
@@ -298,8 +307,11 @@ func (e *pprofEncoder) sample(s *sample) []byte {
 		if kind != s.kind {
 			value = 0
 		}
-		if kind == profile.TypeCPU {
+		switch kind {
+		case profile.TypeCPU:
 			values = protowire.AppendVarint(values, uint64(value))
+		case profile.TypeAllocSpace:
+			values = protowire.AppendVarint(values, uint64(s.objects))
 		}
 		values = protowire.AppendVarint(values, uint64(value*s.unit))
 	}

@@ -79,7 +79,7 @@ type picky struct {
 }
 
 func (p *picky) Export(ctx context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
-	if profile.Samples(&profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles()}) == p.refused {
+	if profile.Samples(&profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles(), Dictionary: r.GetDictionary()}) == p.refused {
 		return nil, status.Error(codes.Unavailable, "not this one")
 	}
 	return p.server.Export(ctx, r)
@@ -239,7 +239,7 @@ func TestQueueDropsTheOldest(t *testing.T) {
 	assert.Zero(t, after.Dropped+after.Waiting)
 	got := map[uint64]bool{}
 	for _, r := range h.requests {
-		got[profile.Samples(&profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles()})] = true
+		got[profile.Samples(&profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles(), Dictionary: r.GetDictionary()})] = true
 	}
 	for n := range senders {
 		assert.True(t, got[2*uint64(n+1)], "it was being sent")

@@ -46,9 +46,11 @@ type sample struct {
 	// lists. Text labels precede numbers, and both are sorted by key. If a key occurs twice, the sample's
 	// attribute takes precedence over the resource's.
 	labels []label
-	kind   string // profile.TypeCPU or profile.TypeWall
-	value  int64  // number of samples of CPU time, or nanoseconds of wall-clock time
-	unit   int64  // nanoseconds that a value of 1 stands for
+	kind   string // profile.TypeCPU, profile.TypeWall or profile.TypeAllocSpace
+	value  int64  // number of samples of CPU time, nanoseconds of wall-clock time, or bytes
+	unit   int64  // nanoseconds or bytes that a value of 1 stands for
+	// objects is the number of allocated objects.
+	objects int64
 }
 
 // label is an attribute as text or, if isNumber is set, as a number. Only integers are numbers. Lists, maps and
@@ -59,15 +61,22 @@ type label struct {
 	isNumber  bool
 }
 
-// eachSample yields all samples of data. The labels are valid until the next sample.
+// eachSample yields all samples of data, which a [profile.Builder] must have made. The labels are valid until the next
+// sample. A sample of allocations has both its bytes and its objects.
 func eachSample(data *profilespb.ProfilesData) iter.Seq[sample] {
 	return func(yield func(sample) bool) {
 		d := data.GetDictionary()
 		one := sample{dictionary: d}
 		var resourceAttributes []label
+		var objects []*profilespb.Sample // the same samples with the numbers of objects
 		for resource, p := range profile.Each(data) {
-			if one.kind, one.unit = profile.TimeOf(d, p), p.GetPeriod(); one.kind == profile.TypeWall {
-				one.unit = 1
+			one.kind, one.unit, one.objects = profile.KindOf(d, p), 1, 0
+			switch one.kind {
+			case profile.TypeCPU:
+				one.unit = p.GetPeriod()
+			case profile.TypeAllocObjects:
+				objects = p.GetSamples()
+				continue
 			}
 			resourceAttributes = resourceAttributes[:0]
 			for _, a := range resource.GetAttributes() {
@@ -75,7 +84,10 @@ func eachSample(data *profilespb.ProfilesData) iter.Seq[sample] {
 					resourceAttributes = append(resourceAttributes, newLabel(a.GetKey(), a.GetValue()))
 				}
 			}
-			for _, s := range p.GetSamples() {
+			for i, s := range p.GetSamples() {
+				if one.kind == profile.TypeAllocSpace {
+					one.objects = objects[i].GetValues()[0]
+				}
 				one.locations = d.GetStackTable()[s.GetStackIndex()].GetLocationIndices()
 				one.value = int64(len(s.GetTimestampsUnixNano()))
 				if len(s.GetValues()) > 0 {

@@ -56,6 +56,9 @@ func (t *title) String() string {
 	}
 	start, end := time.Unix(0, int64(t.start)), time.Unix(0, int64(t.end))
 	text += fmt.Sprintf(", %s, %v", start.UTC().Format(time.DateTime+" MST"), end.Sub(start).Round(100*time.Millisecond))
+	if t.kind == profile.TypeAllocSpace {
+		return text + ", allocations"
+	}
 	if t.period > 0 {
 		rate := (int64(time.Second) + t.period/2) / t.period
 		if t.kind == profile.TypeWall {

@@ -30,7 +30,15 @@ function show(number) {
 	reset();
 }
 
-function time(samples) { return (samples * profile.period / 1e9).toFixed(3) + " s"; }
+// amount returns what samples stand for: a time, or bytes.
+function amount(samples) {
+	if (!profile.allocations) return (samples * profile.period / 1e9).toFixed(3) + " s";
+	const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+	let n = samples, unit = 0;
+	while (n >= 1024 && unit < units.length - 1) { n /= 1024; unit++; }
+	return n.toFixed(unit ? 1 : 0) + " " + units[unit];
+}
+
 function share(part, whole) { return (whole ? 100 * part / whole : 0).toFixed(1) + " %"; }
 
 // keeps returns a function that reports whether the filters keep the sample at an index.
@@ -91,8 +99,9 @@ function draw() {
 	}
 	graph.replaceChildren(...shown);
 	graph.style.height = (deepest + 1) * rowHeight + "px";
-	let text = profile.wall ? time(root.total) + " of wall-clock time in spans"
-		: root.total.toLocaleString("en") + " samples, " + time(root.total) + " of CPU time";
+	let text = profile.allocations ? amount(root.total) + " allocated"
+		: profile.wall ? amount(root.total) + " of wall-clock time in spans"
+		: root.total.toLocaleString("en") + " samples, " + amount(root.total) + " of CPU time";
 	if (zoomed !== root) text += "; shown: " + share(zoomed.total, root.total);
 	if (words !== "") text += "; found: " + share(matched, zoomed.total);
 	element("summary").textContent = text;
@@ -218,11 +227,11 @@ function choices() {
 	for (const [id, field, names] of [["name", NAME, profile.names], ["endpoint", ENDPOINT, profile.endpoints]]) {
 		for (const [n, samples] of inSpans(field)) {
 			const text = n === NONE ? "(without a name)" : n === OTHERS ? "(other names)" : names[n];
-			element(id).append(new Option(text + ", " + time(samples), n));
+			element(id).append(new Option(text + ", " + amount(samples), n));
 		}
 	}
 	for (const [t, samples] of inSpans(TRACE).slice(0, 500)) {
-		if (t > OTHERS) element("traces").append(new Option(time(samples), profile.traces[t]));
+		if (t > OTHERS) element("traces").append(new Option(amount(samples), profile.traces[t]));
 	}
 }
 
@@ -238,7 +247,7 @@ function reset() {
 graph.addEventListener("click", e => { if (e.target.node) zoom(e.target.node); });
 graph.addEventListener("mouseover", e => {
 	const n = e.target.node;
-	if (n) element("details").textContent = n.name + ": " + time(n.total) + ", " + share(n.total, root.total) + "; itself " + time(n.own);
+	if (n) element("details").textContent = n.name + ": " + amount(n.total) + ", " + share(n.total, root.total) + "; itself " + amount(n.own);
 });
 element("search").addEventListener("input", draw);
 for (const id of ["name", "endpoint", "trace"]) element(id).addEventListener("input", refresh);
@@ -253,7 +262,7 @@ document.querySelector("form").addEventListener("submit", e => e.preventDefault(
 document.addEventListener("keydown", e => { if (e.key === "Escape") reset(); });
 window.addEventListener("resize", draw);
 
-element("kind").append(...profiles.map((p, n) => new Option(p.wall ? "wall-clock time" : "CPU time", n)));
+element("kind").append(...profiles.map((p, n) => new Option(p.allocations ? "allocations" : p.wall ? "wall-clock time" : "CPU time", n)));
 element("kind").addEventListener("input", () => show(element("kind").value));
 element("kinds").hidden = profiles.length === 1;
 window.addEventListener("hashchange", restore);

@@ -1,0 +1,99 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package allocations
+
+import (
+	"debug/elf"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestFirstPush checks the place of the probe in code of Go 1.24 to 1.27 as objdump shows it, and that other code is refused.
+func TestFirstPush(t *testing.T) {
+	short := []byte{0x49, 0x3b, 0x66, 0x10, 0x76, 0x5b, 0x55, 0x48, 0x89, 0xe5, 0x48}
+	long := []byte{0x49, 0x3b, 0x66, 0x10, 0x0f, 0x86, 0xa4, 0x01, 0x00, 0x00, 0x55, 0x48, 0x89, 0xe5, 0x48}
+	push, end, err := firstPush(elf.EM_X86_64, short)
+	require.NoError(t, err)
+	assert.Equal(t, []int{6, 10}, []int{push, end})
+	push, end, err = firstPush(elf.EM_X86_64, long)
+	require.NoError(t, err)
+	assert.Equal(t, []int{10, 14}, []int{push, end})
+	for _, code := range [][]byte{short, long} {
+		for n := range len(code) - 1 {
+			_, _, err := firstPush(elf.EM_X86_64, code[:n])
+			require.ErrorIs(t, err, ErrUnsafe, n)
+		}
+		for i := range len(code) - 1 {
+			if i == 5 || len(code) == len(long) && i >= 6 && i < 10 {
+				continue // the distance of the jump
+			}
+			changed := append([]byte{}, code...)
+			changed[i] ^= 1
+			_, _, err := firstPush(elf.EM_X86_64, changed)
+			require.ErrorIs(t, err, ErrUnsafe, "%x", changed)
+		}
+	}
+	_, _, err = firstPush(elf.EM_AARCH64, short)
+	require.ErrorContains(t, err, "only the code for amd64 is known")
+}
+
+func TestSameCode(t *testing.T) {
+	file := []byte{1, 0x55, 2}
+	assert.True(t, sameCode([]byte{1, 0x55, 2}, file, 1))
+	assert.True(t, sameCode([]byte{1, 0xcc, 2}, file, 1), "another tracer's breakpoint")
+	for _, memory := range [][]byte{{0xcc, 0x55, 2}, {1, 0x55, 0xcc}, {1, 0x90, 2}, {1, 0x55}, {}} {
+		assert.False(t, sameCode(memory, file, 1), "%x", memory)
+	}
+}
+
+// TestSampled checks the estimate and its error against samples drawn as the runtime draws them.
+func TestSampled(t *testing.T) {
+	const rate, expected, rounds = 4096, 50, 400
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, size := range []uint64{8, 64, 1024, 4096, 20000} {
+		sum, within, variance, objects := 0.0, 0, 0.0, expected*rate/size
+		truth := float64(size * objects)
+		for range rounds {
+			samples, left := 0, random.ExpFloat64()*rate
+			for range objects {
+				if left -= float64(size); left < 0 {
+					samples, left = samples+1, random.ExpFloat64()*rate
+				}
+			}
+			a := Sampled(samples, size, rate)
+			assert.InEpsilon(t, a.Bytes+1, a.Objects*float64(size)+1, 1e-9)
+			sum += a.Bytes
+			variance += a.variance
+			if math.Abs(a.Bytes-truth) <= 2*a.Error() {
+				within++
+			}
+		}
+		deviation := math.Sqrt(variance / rounds / rounds)
+		assert.InDelta(t, truth, sum/rounds, 4*deviation+1, size)
+		assert.Greater(t, within, rounds*85/100, size) // 95 % for many samples
+	}
+}
+
+// TestSampledLies checks that no claim of a process makes a number that is not one, or that outweighs everything.
+func TestSampledLies(t *testing.T) {
+	total := Amount{}
+	for _, size := range []uint64{0, 1, 8, 1 << 20, math.MaxInt64, math.MaxUint64} {
+		for _, rate := range []uint64{0, 1, 2, 512 << 10, math.MaxInt64, math.MaxUint64} {
+			a := Sampled(1, size, rate)
+			for _, n := range []float64{a.Bytes, a.Objects, a.Error()} {
+				assert.False(t, math.IsNaN(n) || math.IsInf(n, 0) || n < 0, "%d %d: %v", size, rate, a)
+			}
+			assert.LessOrEqual(t, a.Bytes, 1.01*maxSize)
+			assert.GreaterOrEqual(t, a.Objects, 1.0)
+			total = total.Add(a)
+		}
+	}
+	assert.Equal(t, uint64(total.Bytes), total.Weight())
+	exact := Sampled(3, 1<<20, 1)
+	assert.Equal(t, Amount{Samples: 3, Objects: 3, Bytes: 3 << 20}, exact)
+}

@@ -1,0 +1,125 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recording
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/allocations"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/reader"
+)
+
+var (
+	// ErrNoAllocations is wrapped by errors about processes whose allocations cannot be sampled.
+	ErrNoAllocations = errors.New("its allocations cannot be sampled")
+	// errRateZero and errNoRate are the reasons that the process can change.
+	errRateZero = errors.New(`runtime.MemProfileRate is 0, so the Go runtime samples none: add import _ "github.com/otelctx/otelctx/spanctx/allocs"`)
+	errNoRate   = errors.New("it does not publish where its runtime.MemProfileRate is, as services with spanctx of this version do")
+)
+
+// Allocated is what the processes of a recording have allocated.
+type Allocated struct {
+	// Total is the amount of all allocations, and Attributed that of allocations in spans.
+	Total, Attributed allocations.Amount
+	// Unweighed counts samples that are left out because nothing is known about the rate of their process.
+	Unweighed uint64
+	// Reason is why the allocations of a selected process, or of a child of the command, were not sampled; nil for
+	// none. If there are several, it is the last.
+	Reason error
+	// Rows add up the allocations. Attributes is nil without Config.Attributes.
+	tally.Rows[allocations.Amount]
+}
+
+// findSite finds the place for the probe in a program and reads the rate, if the program publishes already.
+func (s *scanner) findSite(t *target) error {
+	site, err := allocations.Find(t.image.PID)
+	if err == nil {
+		t.site = site
+		err = t.readRate(t.published.Load().layout)
+	}
+	if err == nil || errors.Is(err, reader.ErrNotPermitted) {
+		return err
+	}
+	err = fmt.Errorf("pid %d: %w: %w", t.image.PID, ErrNoAllocations, err)
+	s.unsampled.Store(&err)
+	if s.config.Children {
+		return nil // A command and its children need not all be Go programs, and those that are have not published yet.
+	}
+	return err
+}
+
+// probe makes the kernel sample the allocations of a program. It does nothing if no place for a probe is known, or
+// unless allocations are sampled.
+func (s *scanner) probe(t *target) error {
+	if t.site == nil {
+		return nil
+	}
+	err := s.sampler.Probe(t.image, t.site.File, t.site.Offset)
+	_ = t.site.Close() // The kernel holds the file.
+	t.site = nil
+	return err
+}
+
+// followRate reads the rate of a recorded program again. If it is still unknown or 0, the program has samples that count
+// for nothing, or none at all. followRate notes why. The process may block it.
+func (s *scanner) followRate(t *target, layout *reader.ThreadLayout) {
+	if err := t.readRate(layout); err != nil && t.rate.Load() == 0 {
+		err = fmt.Errorf("pid %d: %w: %w", t.image.PID, ErrNoAllocations, err)
+		s.unsampled.Store(&err)
+	}
+}
+
+// readRate reads the rate at which the runtime samples allocations. The rate that was read last counts for all samples:
+// the runtime's documentation demands that it changes at most once, as early as possible.
+func (t *target) readRate(layout *reader.ThreadLayout) error {
+	address, ok := rateAddress(layout)
+	if !ok {
+		return errNoRate
+	}
+	var b [8]byte
+	if _, err := remotemem.Of(t.image.PID).ReadAt(b[:], int64(address)); err != nil {
+		return fmt.Errorf("runtime.MemProfileRate: %w", err)
+	}
+	rate := int64(binary.NativeEndian.Uint64(b[:]))
+	if rate <= 0 {
+		return errRateZero
+	}
+	t.rate.Store(uint64(rate))
+	return nil
+}
+
+// rateAddress returns the address at which a process publishes that its runtime.MemProfileRate is.
+func rateAddress(layout *reader.ThreadLayout) (uint64, bool) {
+	if layout == nil || layout.Advertisement == nil {
+		return 0, false
+	}
+	for _, kv := range layout.Advertisement.Attributes {
+		if kv.GetKey() == wire.KeyGo+wire.GoKeyMemProfileRate {
+			address := kv.GetValue().GetIntValue()
+			return uint64(address), address > 0 && address%8 == 0
+		}
+	}
+	return 0, false
+}
+
+// withoutAllocator returns a stack without its innermost functions of the Go runtime, as heap profiles of runtime/pprof
+// have it. A stack of nothing else stays as it is.
+func withoutAllocator(stack []*symbols.Location) []*symbols.Location {
+	i := slices.IndexFunc(stack, func(l *symbols.Location) bool {
+		if len(l.Lines) == 0 {
+			return true
+		}
+		outermost := l.Lines[len(l.Lines)-1].Function
+		return !strings.HasPrefix(outermost, "runtime.") && !strings.HasPrefix(outermost, "internal/runtime/")
+	})
+	return stack[max(i, 0):]
+}

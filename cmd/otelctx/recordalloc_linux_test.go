@@ -1,0 +1,413 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	pprof "github.com/google/pprof/profile"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/allocations"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
+	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+// needProbes skips the test if this user may not set probes in processes.
+func needProbes(t *testing.T) {
+	t.Helper()
+	err := probing()
+	if errors.Is(err, sampler.ErrNotPermitted) || errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+}
+
+// probing returns the error from opening a sampler of allocations, or nil. The result is cached.
+var probing = sync.OnceValue(func() error {
+	s, err := sampler.Open(sampler.Config{Allocations: true})
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat("/sys/bus/event_source/devices/uprobe/type"); err != nil {
+		return errors.Join(fmt.Errorf("%w: the kernel has no CONFIG_UPROBE_EVENTS: %w", errors.ErrUnsupported, err), s.Close())
+	}
+	return s.Close()
+})
+
+// allocator is a child process that knows what it allocates: see internal/testing/allocator.
+type allocator struct{ *childproc.Child }
+
+func startAllocator(t *testing.T, exe string, args ...string) *allocator {
+	t.Helper()
+	a := &allocator{childproc.Run(t, exec.Command(exe, args...))}
+	require.Equal(t, "ready", a.Receive())
+	return a
+}
+
+func buildAllocator(t *testing.T, v programs.Variant) string {
+	t.Helper()
+	return programs.Build(t, v, "../..", "./internal/testing/allocator")
+}
+
+// ledger is what the allocator's endpoints have allocated, and the runtime's own count.
+type ledger struct {
+	Endpoints map[string]float64 `json:"endpoints"`
+	Total     float64            `json:"total"`
+}
+
+// run makes the allocator serve requests.
+func (a *allocator) run(t *testing.T) (l ledger) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(a.Ask("run")), &l))
+	return l
+}
+
+// probed returns the byte in the process's memory at the place of the probe: a push, or a breakpoint.
+func probed(t *testing.T, pid int) byte {
+	t.Helper()
+	site, err := allocations.Find(pid)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, site.Close()) }()
+	process, err := procfs.NewFS("/proc").Process(pid)
+	require.NoError(t, err)
+	defer func() { _ = process.Close() }()
+	for m, err := range process.Maps(func(name []byte) bool { return len(name) > 0 }) {
+		require.NoError(t, err)
+		if m.Perms.Exec && m.Offset <= site.Offset && site.Offset-m.Offset < m.End-m.Start {
+			var b [1]byte
+			_, err := remotemem.Of(pid).ReadAt(b[:], int64(m.Start+site.Offset-m.Offset))
+			require.NoError(t, err)
+			return b[0]
+		}
+	}
+	t.Fatal("the executable is not mapped")
+	return 0
+}
+
+const push, breakpoint = 0x55, 0xcc
+
+// awaitProbe waits until the recorder has set its first probe. Other tests may have probes in the same process.
+func awaitProbe(t *testing.T, r *running) {
+	t.Helper()
+	childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
+	require.Eventually(t, func() bool {
+		fds := fmt.Sprintf("/proc/%d/fd/", r.cmd.Process.Pid)
+		all, err := os.ReadDir(fds)
+		if errors.Is(err, fs.ErrNotExist) {
+			return true // The recorder has exited, which makes the test fail later.
+		}
+		require.NoError(t, err)
+		for _, one := range all {
+			fd, err := strconv.Atoi(one.Name())
+			require.NoError(t, err)
+			if target, _ := os.Readlink(fds + one.Name()); target == perfEvent && hasProgram(r.cmd.Process.Pid, fd) {
+				return true
+			}
+		}
+		return false
+	}, testenv.Patience, tick)
+}
+
+// hasProgram reports whether a BPF program is attached to a process's descriptor of a perf event.
+func hasProgram(pid, fd int) bool {
+	query := struct {
+		pid, fd, flags, bufferSize uint32
+		buffer                     uint64
+		program, kind              uint32
+		offset, address            uint64
+	}{pid: uint32(pid), fd: uint32(fd)}
+	_, _, err := unix.Syscall(unix.SYS_BPF, unix.BPF_TASK_FD_QUERY, uintptr(unsafe.Pointer(&query)), unsafe.Sizeof(query))
+	return err == 0 && query.program != 0
+}
+
+// record records the allocations of a run.
+func (a *allocator) record(t *testing.T, args ...string) (ledger, report.AllocDocument) {
+	t.Helper()
+	r := start(t, append([]string{"record", "--alloc", "--json", "--top=0", "--duration=0", pidOf(a.Child)}, args...)...)
+	awaitProbe(t, r)
+	truth := a.run(t)
+	got := r.interrupt(t)
+	require.Zero(t, got.code, got.stderr)
+	assert.Empty(t, got.stderr)
+	var d report.AllocDocument
+	decoder := json.NewDecoder(strings.NewReader(got.stdout))
+	decoder.DisallowUnknownFields()
+	require.NoError(t, decoder.Decode(&d), got.stdout)
+	return truth, d
+}
+
+// sampledRate is the runtime.MemProfileRate of the tests. It makes some 6,000 samples of a run, which all fit into the buffer
+// even if the recorder does not get to read them.
+const sampledRate = "8192"
+
+// near is the number of standard errors beyond which a test fails. By chance, that happens once in a million.
+const near = 5
+
+func TestRecordAlloc(t *testing.T) {
+	t.Parallel()
+	needProbes(t)
+	for _, v := range []programs.Variant{programs.Stripped, programs.PIE, programs.Stripped.With("go1.25.0"), programs.Stripped.With(programs.NextGo)} {
+		t.Run(v.Name, func(t *testing.T) {
+			if v.Name == programs.PIE.Name {
+				testenv.NeedAll(t) // because the go command compiles the standard library again
+			}
+			a := startAllocator(t, buildAllocator(t, v), sampledRate)
+			file := filepath.Join(t.TempDir(), "alloc.pb.gz")
+			truth, d := a.record(t, "-o", file)
+			assert.Zero(t, d.Lost+d.LeftOut)
+			assert.Greater(t, d.Samples, uint64(3000))
+			const percent = 0.01
+			assert.InEpsilon(t, truth.Total, d.Allocated.Bytes, 2*percent)
+			assert.InDelta(t, truth.Total-truth.Endpoints[""], d.InSpans.Bytes, near*float64(d.InSpans.ErrorBytes)+percent*truth.Total)
+			compared := 0
+			for _, e := range d.Endpoints {
+				if want, ok := truth.Endpoints[e.Endpoint]; ok {
+					compared++
+					assert.InDelta(t, want, e.Bytes, near*float64(e.ErrorBytes)+percent*want, e.Endpoint)
+				}
+			}
+			assert.Equal(t, len(truth.Endpoints)-1, compared)
+			assertAllocated(t, readPprof(t, file), &d)
+		})
+	}
+}
+
+// assertAllocated checks a profile of the allocator: the span of each sample is that of the function on its stack, and
+// the numbers are those of the document.
+func assertAllocated(t *testing.T, p *pprof.Profile, d *report.AllocDocument) {
+	t.Helper()
+	require.Len(t, p.SampleType, 2)
+	assert.Equal(t, pprof.ValueType{Type: "alloc_objects", Unit: "count"}, *p.SampleType[0])
+	assert.Equal(t, pprof.ValueType{Type: "alloc_space", Unit: "bytes"}, *p.SampleType[1])
+	owner := map[string]string{
+		"main.small": "small", "main.medium": "medium", "main.large": "large", "main.huge": "huge", "main.pointers": "pointers",
+		"main.inChild": "children", "main.outside": "",
+	}
+	objects, bytes, judged := 0.0, 0.0, 0
+	for _, s := range p.Sample {
+		objects += float64(s.Value[0])
+		bytes += float64(s.Value[1])
+		leaf := s.Location[0].Line[len(s.Location[0].Line)-1].Function.Name
+		assert.False(t, strings.HasPrefix(leaf, "runtime.malloc"), leaf)
+		if endpoint, ok := owner[leaf]; ok {
+			judged++
+			assert.Equal(t, endpoint, strings.Join(s.Label["endpoint"], ""), leaf)
+			assert.Equal(t, endpoint != "", s.Label["span_id"] != nil)
+		}
+	}
+	assert.Greater(t, judged, len(owner))
+	rounding := float64(len(p.Sample)) // half of each sample at most
+	assert.InDelta(t, d.Allocated.Bytes, bytes, rounding)
+	assert.InDelta(t, d.Allocated.Objects, objects, rounding)
+}
+
+// TestRecordAllocCommand checks that a command is recorded from its start, though it has not published anything then.
+func TestRecordAllocCommand(t *testing.T) {
+	t.Parallel()
+	needProbes(t)
+	cmd := exec.Command(executable(t), "record", "--alloc", "--json", "--", buildAllocator(t, programs.Stripped), sampledRate)
+	cmd.Stdin = strings.NewReader("run\n")
+	got := runCommand(t, cmd)
+	require.Zero(t, got.code, got.stderr)
+	output := json.NewDecoder(strings.NewReader(strings.TrimPrefix(got.stdout, "ready\n")))
+	var truth ledger
+	require.NoError(t, output.Decode(&truth), got.stdout)
+	var d report.AllocDocument
+	require.NoError(t, output.Decode(&d), got.stdout)
+	assert.Zero(t, d.LeftOut)
+	assert.InEpsilon(t, truth.Total, d.Allocated.Bytes, 0.02)
+}
+
+// TestRecordAllocRepeat checks that periods share the samples of a run.
+func TestRecordAllocRepeat(t *testing.T) {
+	t.Parallel()
+	needProbes(t)
+	exe := filepath.Join(programs.Dir(t), "repeat")
+	require.NoError(t, os.Link(buildAllocator(t, programs.Stripped), exe))
+	a := startAllocator(t, exe, sampledRate)
+	dir := t.TempDir()
+	r := start(t, "record", "--alloc", "--name", "repeat", "--repeat", "--duration=100ms", "-o", filepath.Join(dir, "p.pb.gz"), "--json")
+	awaitProbe(t, r)
+	truth := a.run(t)
+	got := r.interrupt(t)
+	require.Zero(t, got.code, got.stderr)
+	documents, bytes := json.NewDecoder(strings.NewReader(got.stdout)), 0.0
+	for documents.More() {
+		var d report.AllocDocument
+		require.NoError(t, documents.Decode(&d))
+		bytes += float64(d.Allocated.Bytes)
+	}
+	assert.InEpsilon(t, truth.Total, bytes, 0.02)
+	files, err := filepath.Glob(filepath.Join(dir, "p-*.pb.gz"))
+	require.NoError(t, err)
+	assert.NotEmpty(t, files)
+}
+
+// TestRecordAllocTables checks the tables, and that two recorders can use the same byte.
+func TestRecordAllocTables(t *testing.T) {
+	t.Parallel()
+	needProbes(t)
+	a := startAllocator(t, buildAllocator(t, programs.Stripped), sampledRate)
+	first := start(t, "record", "--alloc", "--duration=0", pidOf(a.Child))
+	awaitProbe(t, first)
+	truth, d := a.record(t, "--group-by", "attribute=endpoint")
+	assert.InEpsilon(t, truth.Total, d.Allocated.Bytes, 0.02)
+	assert.Len(t, d.Attributes, len(truth.Endpoints)-1)
+	got := first.interrupt(t)
+	require.Zero(t, got.code, got.stderr)
+	for _, want := range []string{
+		"Recorded the allocations of process " + pidOf(a.Child) + ", allocator for ",
+		"Top endpoints by allocated bytes", "Top span names by allocated bytes", "Top functions by the bytes that they allocate",
+		"64.0 MiB", "huge", "main.huge", "standard error of ALLOCATED",
+	} {
+		assert.Contains(t, got.stdout, want)
+	}
+}
+
+// TestRecordAllocRefuses checks the reasons why allocations are not recorded. The processes live on.
+func TestRecordAllocRefuses(t *testing.T) {
+	t.Parallel()
+	needProbes(t)
+	exe := buildAllocator(t, programs.Stripped)
+	silent := startPublisher(t, "silent", "1")
+	for name, test := range map[string]struct {
+		args []string
+		want string
+		code int
+	}{
+		"no rate":        {[]string{pidOf(startAllocator(t, exe).Child)}, `import _ "github.com/otelctx/otelctx/spanctx/allocs"`, exitOther},
+		"no publication": {[]string{pidOf(silent)}, "does not publish where its runtime.MemProfileRate is", exitOther},
+		"not Go":         {[]string{"--", "true"}, "no safe place for a probe: no table of Go functions", exitOK}, // that of the command
+		"CPU too":        {[]string{"--cpu", "1"}, "--alloc records nothing else", exitUsage},
+		"wall too":       {[]string{"--wall", "1"}, "--alloc records nothing else", exitUsage},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := otelctx(t, append([]string{"record", "--alloc"}, test.args...)...)
+			assert.Contains(t, got.stderr, test.want)
+			assert.Equal(t, test.code, got.code, got.stderr)
+		})
+	}
+	got := runCommand(t, func() *exec.Cmd {
+		binary, err := os.Open(executable(t))
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = binary.Close() })
+		cmd := exec.Command("/proc/self/fd/3", "record", "--alloc", "--", "true")
+		cmd.ExtraFiles = []*os.File{binary}
+		childproc.AsNobody(cmd, unix.CAP_BPF, unix.CAP_PERFMON)
+		return cmd
+	}())
+	assert.Contains(t, got.stderr, "without CAP_SYS_ADMIN")
+	assert.Equal(t, exitNotPermitted, got.code)
+}
+
+// TestRecordAllocKilled checks that the service lives on, with its own code, after the recorder has been killed, and
+// when it executes another program while it is recorded.
+func TestRecordAllocKilled(t *testing.T) {
+	t.Parallel()
+	needProbes(t)
+	exe := buildAllocator(t, programs.Stripped)
+	a := startAllocator(t, exe, sampledRate)
+	r := start(t, "record", "--alloc", "--duration=0", pidOf(a.Child))
+	awaitProbe(t, r)
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGKILL))
+	_ = r.cmd.Wait()
+	require.Eventually(t, func() bool { return probed(t, a.PID()) == push }, testenv.Patience, tick)
+	assert.Positive(t, a.run(t).Total)
+
+	r = start(t, "record", "--alloc", "--duration=0", "--json", pidOf(a.Child))
+	awaitProbe(t, r)
+	require.Equal(t, "ready", a.Ask("exec %s", exe))
+	assert.Positive(t, a.run(t).Total)
+	_ = r.interrupt(t)
+	require.Eventually(t, func() bool { return probed(t, a.PID()) == push }, testenv.Patience, tick)
+	assert.Positive(t, a.run(t).Total)
+}
+
+// TestRecordAllocChanged checks that a program is refused if its code is not the known one, in the file or in memory,
+// and that the process lives on. A program whose file has been replaced runs on from the old file and is recorded.
+func TestRecordAllocChanged(t *testing.T) {
+	t.Parallel()
+	needProbes(t)
+	exe := buildAllocator(t, programs.Stripped)
+	a := startAllocator(t, exe, sampledRate)
+	site, err := allocations.Find(a.PID())
+	require.NoError(t, err)
+	require.NoError(t, site.Close())
+	content, err := os.ReadFile(exe)
+	require.NoError(t, err)
+	// MOVQ SP, BP after the push has two encodings.
+	require.Equal(t, []byte{push, 0x48, 0x89, 0xe5}, content[site.Offset:][:4])
+
+	t.Run("file", func(t *testing.T) {
+		copy(content[site.Offset:], []byte{push, 0x48, 0x8b, 0xec})
+		other := filepath.Join(programs.Dir(t), "allocator")
+		programs.Write(t, other, content)
+		b := startAllocator(t, other, sampledRate)
+		got := otelctx(t, "record", "--alloc", pidOf(b.Child))
+		assert.Contains(t, got.stderr, "the code of runtime.mProf_Malloc begins in an unknown way")
+		assert.Positive(t, b.run(t).Total)
+	})
+	t.Run("memory", func(t *testing.T) {
+		b := startAllocator(t, exe, sampledRate)
+		b.patch(t, site.Offset+2, 0x8b, 0xec)
+		got := otelctx(t, "record", "--alloc", pidOf(b.Child))
+		assert.Contains(t, got.stderr, "the code in memory is")
+		assert.Positive(t, b.run(t).Total)
+	})
+	t.Run("replaced", func(t *testing.T) {
+		path := filepath.Join(programs.Dir(t), "allocator")
+		require.NoError(t, os.Link(exe, path))
+		b := startAllocator(t, path, sampledRate)
+		other := path + "2"
+		programs.Write(t, other, make([]byte, len(content)))
+		require.NoError(t, os.Rename(other, path))
+		truth, d := b.record(t)
+		assert.InEpsilon(t, truth.Total, d.Allocated.Bytes, 0.02)
+	})
+}
+
+// patch changes the code of a process at an offset of its executable, as a debugger does.
+func (a *allocator) patch(t *testing.T, offset uint64, code ...byte) {
+	t.Helper()
+	process, err := procfs.NewFS("/proc").Process(a.PID())
+	require.NoError(t, err)
+	defer func() { _ = process.Close() }()
+	memory, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", a.PID()), os.O_WRONLY, 0)
+	require.NoError(t, err)
+	defer func() { _ = memory.Close() }()
+	for m, err := range process.Maps(func(name []byte) bool { return strings.HasSuffix(string(name), "allocator") }) {
+		require.NoError(t, err)
+		if m.Perms.Exec && m.Offset <= offset && offset-m.Offset < m.End-m.Start {
+			_, err := memory.WriteAt(code, int64(m.Start+offset-m.Offset))
+			if errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EFAULT) {
+				t.Skip("the kernel does not let debuggers write to the code of processes")
+			}
+			require.NoError(t, err)
+			return
+		}
+	}
+	t.Fatal("the executable is not mapped")
+}
