@@ -295,11 +295,14 @@ func TestRecordWallOfServices(t *testing.T) {
 	own := "-" + strconv.Itoa(os.Getpid())
 	serve("checkout" + own)
 	serve("cart" + own)
-	r := start(t, "record", "--wall", "--service", "checkout"+own+",payment"+own, "--duration=7s") // The recorder looks for services every five seconds.
+	r := start(t, "record", "--wall", "--service", "checkout"+own+",payment"+own, "--repeat", "--duration=500ms", "-o", filepath.Join(t.TempDir(), "p.otlp"))
 	serve("payment" + own)
-	got := r.wait(t)
+	require.Eventually(t, func() bool { // The recorder looks for services every five seconds.
+		return strings.Contains(r.stdout.String(), " payment"+own+" ")
+	}, testenv.Patience, tick)
+	got := r.interrupt(t)
 	require.Zero(t, got.code, got.stderr)
-	assert.Regexp(t, `^Took \d+ snapshots of goroutines in spans of 2 processes`, got.stdout)
+	assert.Regexp(t, `(?m)^Took \d+ snapshots of goroutines in spans of 2 processes`, got.stdout)
 	assert.Regexp(t, `(?m)^  WALL +± .* SERVICE +SPANS SEEN +WALL/SPAN +NAME`, got.stdout)
 	assert.Contains(t, got.stdout, " checkout"+own+" ")
 	assert.Contains(t, got.stdout, " payment"+own+" ")
