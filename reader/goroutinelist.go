@@ -285,7 +285,7 @@ func (l *goroutineList) published(source threadTarget, v *threadView) (gs []uint
 	if v.spans != nil {
 		spans, _ := v.spans.live(source)
 		for _, s := range spans {
-			published[s.G] = s.Goroutine
+			published[s.Starter.G] = s.Starter.ID
 		}
 	}
 	addresses := make(map[uint64]bool, len(published))

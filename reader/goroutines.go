@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// GoroutineRef identifies a goroutine of a process. Both values can be taken from a [LiveSpan].
+// GoroutineRef identifies a goroutine of a process. References come from [LiveSpan.Starter] and methods of
+// [Process].
 type GoroutineRef struct {
 	// ID is the goroutine's id. G is the address of its g, the Go runtime's struct for a goroutine.
 	ID, G uint64

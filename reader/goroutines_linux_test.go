@@ -55,7 +55,7 @@ func TestGoroutines(t *testing.T) {
 			if len(spans) == 0 {
 				return reader.Goroutine{}
 			}
-			ref = reader.GoroutineRef{ID: spans[0].Goroutine, G: spans[0].G}
+			ref = spans[0].Starter
 		}
 		found, err := p.Goroutines(t.Context(), []reader.GoroutineRef{ref, {ID: ref.ID + 1000, G: ref.G}, {ID: 1, G: 64}}, reader.GoroutineOptions{Stacks: true})
 		require.NoError(t, err)
@@ -109,7 +109,7 @@ func TestGoroutinesWaitedFor(t *testing.T) {
 		require.NoError(t, err)
 		var refs []reader.GoroutineRef
 		for _, s := range spans {
-			refs = append(refs, reader.GoroutineRef{ID: s.Goroutine, G: s.G})
+			refs = append(refs, s.Starter)
 		}
 		found, err := p.Goroutines(t.Context(), refs, reader.GoroutineOptions{})
 		require.NoError(t, err)

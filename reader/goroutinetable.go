@@ -104,7 +104,7 @@ func (t *goroutineTable) inSpan(source threadTarget) ([]spanGoroutine, error) {
 // they have attached the span, or returned to it when a span of their own ended. For goroutines that
 // have inherited a span and have published nothing themselves, see [Process.InheritedGoroutines].
 //
-// For the goroutine that started a live span, see [LiveSpan.Goroutine]. For the span that a
+// For the goroutine that started a live span, see [LiveSpan.Starter]. For the span that a
 // goroutine is in now, see [Goroutine.Span].
 //
 // The result is empty if the process advertises no goroutine table. It has at most 65,536
@@ -192,7 +192,7 @@ func findMs(source threadTarget, v *threadView) map[uint64]uint64 {
 	if v.spans != nil {
 		spans, _ := v.spans.live(source)
 		for _, s := range spans {
-			gs[s.G] = true
+			gs[s.Starter.G] = true
 		}
 	}
 	ms := map[uint64]bool{}

@@ -128,9 +128,8 @@ type LiveSpan struct {
 	TraceFlags      byte
 	// Start is the span's start time according to the span itself.
 	Start time.Time
-	// Goroutine is the id of the goroutine that started the span. G is the address of its g, the Go
-	// runtime's struct for a goroutine. Each is 0 if unknown.
-	Goroutine, G uint64
+	// Starter is the goroutine that started the span. Its ID and G are 0 if they are unknown.
+	Starter GoroutineRef
 	// Name is the span's name, and Endpoint is the name of its local root. Each has at most 255
 	// bytes, which should be UTF-8. They are empty if the process publishes no names.
 	Name, Endpoint string
@@ -149,7 +148,7 @@ func (t *spanTable) decode(data []byte) (s LiveSpan) {
 	binary.BigEndian.PutUint64(s.LocalRootSpanID[:], t.u64(data, cellLocalRoot))
 	s.TraceFlags = data[t.offsets[cellTraceFlags]]
 	s.Start = time.Unix(0, int64(t.u64(data, cellStart)))
-	s.Goroutine, s.G = t.u64(data, cellGoid), t.u64(data, cellG)
+	s.Starter = GoroutineRef{ID: t.u64(data, cellGoid), G: t.u64(data, cellG)}
 	s.names.name = binary.NativeEndian.Uint16(data[t.offsets[cellName]:])
 	s.names.endpoint = binary.NativeEndian.Uint16(data[t.offsets[cellEndpoint]:])
 	return s

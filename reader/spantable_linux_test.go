@@ -79,13 +79,13 @@ func TestLiveSpans(t *testing.T) {
 			assert.Equal(t, spanIDOf(want), s.SpanID)
 			assert.Equal(t, spanIDOf(theSpan.SpanID), s.LocalRootSpanID)
 			assert.Equal(t, byte(1), s.TraceFlags)
-			assert.NotZero(t, s.Goroutine)
+			assert.NotZero(t, s.Starter.ID)
 			assert.False(t, s.Start.Before(began.Add(-time.Second)) || s.Start.After(time.Now().Add(time.Second)), "%v", s.Start)
 			if i > 0 {
 				assert.False(t, s.Start.Before(spans[i-1].Start), "the oldest first")
 			}
 		}
-		assert.Equal(t, id.goid, spans[4].Goroutine)
+		assert.Equal(t, id.goid, spans[4].Starter.ID)
 	}
 	check()
 

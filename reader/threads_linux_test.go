@@ -408,7 +408,7 @@ func TestProvenUnderChurn(t *testing.T) {
 				}
 				for _, span := range spansOf(t, p) {
 					listed++
-					require.Equal(t, assertChurned(t, span.TraceID, span.SpanID, span.LocalRootSpanID), span.Goroutine)
+					require.Equal(t, assertChurned(t, span.TraceID, span.SpanID, span.LocalRootSpanID), span.Starter.ID)
 					require.NotZero(t, span.LocalRootSpanID)
 				}
 			}

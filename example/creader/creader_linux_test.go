@@ -201,7 +201,7 @@ func liveSpans(t *testing.T, p *reader.Process) (lines []string) {
 	all, err := p.Spans(t.Context())
 	require.NoError(t, err)
 	for _, s := range all {
-		lines = append(lines, fmt.Sprintf("live trace %x span %x goroutine %d", s.TraceID, s.SpanID, s.Goroutine))
+		lines = append(lines, fmt.Sprintf("live trace %x span %x goroutine %d", s.TraceID, s.SpanID, s.Starter.ID))
 	}
 	return lines
 }

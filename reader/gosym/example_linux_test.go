@@ -66,7 +66,7 @@ func profile(ctx context.Context, pid int) error {
 	}
 	var refs []reader.GoroutineRef
 	for _, s := range spans {
-		refs = append(refs, reader.GoroutineRef{ID: s.Goroutine, G: s.G})
+		refs = append(refs, s.Starter)
 	}
 	found, err := p.Goroutines(ctx, refs, reader.GoroutineOptions{Stacks: true, Code: program})
 	if err != nil {

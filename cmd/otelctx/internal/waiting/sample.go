@@ -105,7 +105,7 @@ const leftOut = -1
 // addSpan adds a span, and requests the goroutine that started it.
 func (s *sampling) addSpan(l *reader.LiveSpan) {
 	span := Span{LiveSpan: *l, Goroutine: -1}
-	if ref := (reader.GoroutineRef{ID: l.Goroutine, G: l.G}); ref.ID != 0 && ref.G != 0 {
+	if ref := l.Starter; ref.ID != 0 && ref.G != 0 {
 		span.Goroutine = s.want(ref)
 	}
 	s.Spans = append(s.Spans, span)
@@ -243,7 +243,7 @@ func (s *sampling) reconcile(ctx context.Context) error {
 			continue
 		}
 		span := Span{LiveSpan: found[i], Goroutine: leftOut}
-		if goroutine, ok := s.known[reader.GoroutineRef{ID: span.LiveSpan.Goroutine, G: span.G}]; ok {
+		if goroutine, ok := s.known[span.Starter]; ok {
 			span.Goroutine = goroutine
 		}
 		s.Spans = append(s.Spans, span)

@@ -227,7 +227,7 @@ func age(s *reader.LiveSpan, now time.Time) time.Duration {
 func newSpan(s *reader.LiveSpan, now time.Time) Span {
 	span := Span{
 		TraceID: hex.EncodeToString(s.TraceID[:]), SpanID: hex.EncodeToString(s.SpanID[:]),
-		Name: s.Name, Endpoint: s.Endpoint, TraceFlags: s.TraceFlags, Sampled: s.TraceFlags&1 == 1, Goroutine: s.Goroutine,
+		Name: s.Name, Endpoint: s.Endpoint, TraceFlags: s.TraceFlags, Sampled: s.TraceFlags&1 == 1, Goroutine: s.Starter.ID,
 		Attributes: map[string]string{}, Joined: []Joined{},
 	}
 	if known(s.Start) {
