@@ -30,7 +30,7 @@ func TestOutputFitsTerminal(t *testing.T) {
 	long := startPublisher(t, strings.Repeat("a long name ", 20), "7f1d6bcd-3f0a-4a6e-9a3a-3d1b9c0a5f11")
 	for _, args := range []string{
 		"list", "inspect " + w.pid, fmt.Sprint("inspect ", long.PID()), "spans " + w.pid, "spans --stacks " + w.pid, "spans --group " + w.pid,
-		"watch --count 1 " + w.pid, "verify -v -d 10ms " + w.pid, "record --wall -d 100ms " + w.pid,
+		"watch --count 1 " + w.pid, "goroutines " + w.pid, "verify -v -d 10ms " + w.pid, "record --wall -d 100ms " + w.pid,
 	} {
 		for _, width := range []int{80, 120} {
 			screen := pseudoterminal.Open(t, uint16(width), 500)
