@@ -27,16 +27,19 @@ type Every struct {
 	process *Process
 	polls   []poll
 	refs    []reader.GoroutineRef // those that are still to be read
-	spans   map[reader.SpanRef]*reader.LiveSpan
+	spans   map[reader.SpanRef]SpanNames
 	frames  int
 }
 
-// Occupant is a goroutine and the live span that it is in, or nil if it is in none or that is unknown.
+// Occupant is a goroutine and the names of the live span that it is in, or nil if it is in none or that is unknown.
 type Occupant struct {
 	Goroutine
 
-	Span *reader.LiveSpan
+	Span *SpanNames
 }
+
+// SpanNames are the names of a span and of its local root.
+type SpanNames struct{ Name, Endpoint string }
 
 // everyBatch is the number of goroutines that are read at a time.
 const everyBatch = 2048
@@ -48,13 +51,17 @@ func (p *Process) Every(ctx context.Context) (*Every, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Every{Program: program, others: newOthers(), process: p, spans: map[reader.SpanRef]*reader.LiveSpan{}}
-	spans, err := p.process.Spans(ctx)
-	if err != nil && !errors.Is(err, reader.ErrNoThreadContext) { // a process may publish goroutines without spans
-		return nil, err
-	}
-	for i := range spans {
-		e.spans[spans[i].Ref] = &spans[i]
+	e := &Every{Program: program, others: newOthers(), process: p, spans: map[reader.SpanRef]SpanNames{}}
+	for batch, err := range p.process.SpanBatches(ctx) {
+		if errors.Is(err, reader.ErrNoThreadContext) {
+			break // A process may publish goroutines without spans.
+		}
+		if err != nil {
+			return nil, err
+		}
+		for i := range batch {
+			e.spans[batch[i].Ref] = SpanNames{batch[i].Name, batch[i].Endpoint}
+		}
 	}
 	if e.refs, err = p.process.AllGoroutines(ctx); err != nil {
 		return nil, err
@@ -100,7 +107,9 @@ func (e *Every) Next(ctx context.Context) ([]Occupant, error) {
 			e.frames += len(g.Stack)
 			o := Occupant{Goroutine: Goroutine{Goroutine: g, In: -1}}
 			if g.SpanKnown && g.Span != 0 && !e.Program.servesConnection(&o.Goroutine) {
-				o.Span = e.spans[g.Span]
+				if names, ok := e.spans[g.Span]; ok {
+					o.Span = &names
+				}
 			}
 			e.add(e.Program, &o.Goroutine.Goroutine)
 			if o.Wait.Polled {
