@@ -27,8 +27,8 @@ var ErrNoGoroutineList = errors.New("the list of goroutines was not found")
 // do.
 //
 // The runtime has a list of all gs in its data. AllGoroutines does not need symbols to find it: it
-// searches for a list of gs that contains each goroutine that the process publishes or, if it
-// publishes none, the goroutine with id 1. A later call only reads the list again.
+// searches for a list of gs that contains the goroutines that the process publishes, up to a few
+// thousand, or, if it publishes none, the goroutine with id 1. A later call only reads the list again.
 //
 // The error wraps [ErrNoGoroutineList] if there is no such list, and [ErrNoThreadContext] if the
 // process has no readable carrier or does not advertise the offset of goroutine ids. Any other error
@@ -124,6 +124,8 @@ const (
 	// number of bytes of it that are read. maxSlices limits the number of slices that may be the
 	// list, and maxElements the total number of their elements.
 	maxDataRange, maxListData, maxSlices, maxElements = 4 << 30, 64 << 20, 1 << 18, 2 << 20
+	// maxKnown limits the number of published goroutines that the list must contain.
+	maxKnown = 1 << 12
 	// listSearches is the number of times that the list of a program is searched for in vain.
 	listSearches = 8
 	// sliceSize is the size of a slice: a pointer, a length and a capacity.
@@ -273,19 +275,24 @@ func (s *listSearch) pages(present []uint64) (uint64, error) {
 	return 0, nil
 }
 
-// published returns gs of goroutines that exist according to the process's carriers.
+// published returns gs of goroutines that exist according to the process's carriers, at most about
+// maxKnown.
 func (l *goroutineList) published(source threadTarget, v *threadView) (gs []uint64) {
 	published := map[uint64]uint64{} // ids by g
 	if v.goroutines != nil {
 		goroutines, _ := v.goroutines.inSpan(source)
-		for _, g := range goroutines {
+		for _, g := range goroutines[:min(len(goroutines), maxKnown)] {
 			published[g.g] = g.goid
 		}
 	}
 	if v.spans != nil {
-		spans, _ := v.spans.live(source)
-		for _, s := range spans {
-			published[s.Starter.G] = s.Starter.ID
+		for spans, err := range v.spans.batches(source) {
+			if err != nil || len(published) >= maxKnown {
+				break
+			}
+			for _, s := range spans {
+				published[s.Starter.G] = s.Starter.ID
+			}
 		}
 	}
 	addresses := make(map[uint64]bool, len(published))
