@@ -5,11 +5,16 @@ package architecture
 
 import (
 	"go/ast"
+	"os"
 	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // reserved lists language features and files that need a review, and the packages that may use
@@ -92,6 +97,21 @@ func TestReserved(t *testing.T) {
 		}
 	}
 	compare(t, reserved, found)
+}
+
+// Assembly uses no names of Go types, which obfuscators change: a service that links it could not be built with garble.
+func TestAssemblyWithoutGoNames(t *testing.T) {
+	tr := readTree(t)
+	checked := 0
+	for _, other := range tr.others {
+		if path.Ext(other) == ".s" {
+			checked++
+			content, err := os.ReadFile(filepath.Join(tr.root, other))
+			require.NoError(t, err)
+			assert.NotContains(t, string(content), `"go_asm.h"`, other)
+		}
+	}
+	assert.Positive(t, checked)
 }
 
 func TestLinknames(t *testing.T) {

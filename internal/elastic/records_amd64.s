@@ -3,7 +3,6 @@
 
 //go:build linux && gc && !android
 
-#include "go_asm.h"
 #include "textflag.h"
 
 // Offsets of fields, relative to wire.ProfilingThreadRecord. They may be outside that record,
@@ -18,6 +17,18 @@
 #define record_transactionID 29
 #define record_key 44
 #define record_owner 52
+
+// Offsets of fields, which store_amd64.go asserts. go_asm.h would have them too, but with the names of
+// the types, which obfuscators change (garble).
+#define records_first 0
+#define records_size 8
+#define records_word 16
+#define span_traceIDHigh 0
+#define span_traceIDLow 8
+#define span_spanID 16
+#define span_transactionID 24
+#define span_traceFlags 32
+#define span_state 40
 
 // FS is a segment prefix: the next instruction's address is relative to the FS base.
 #define FS BYTE $0x64
@@ -44,14 +55,14 @@ TEXT ·store(SB), NOSPLIT, $0-48
 	MOVQ s+8(FP), SI
 	MOVQ goid+16(FP), R10
 	MOVQ last+24(FP), R9
-	MOVQ Records_word(DI), AX
+	MOVQ records_word(DI), AX
 	FS
 	MOVQ (AX), R12
 
 	// Other code may have changed the word. Check that it points to a record.
 	MOVQ R12, R13
-	SUBQ Records_first(DI), R13
-	CMPQ R13, Records_size(DI)
+	SUBQ records_first(DI), R13
+	CMPQ R13, records_size(DI)
 	JAE  busy
 	TESTQ $63, R13
 	JNE  busy
@@ -61,19 +72,19 @@ TEXT ·store(SB), NOSPLIT, $0-48
 	INCL BX
 	BTSQ $32, BX // layout-minor-version 1, valid 0
 	MOVQ BX, record_state(R12)
-	MOVQ Span_SpanID(SI), DX
+	MOVQ span_spanID(SI), DX
 	MOVQ DX, record_key(R12)
 	MOVQ DX, record_spanID(R12)
-	MOVQ Span_TraceIDHigh(SI), AX
+	MOVQ span_traceIDHigh(SI), AX
 	MOVQ AX, record_traceIDHigh(R12)
-	MOVQ Span_TraceIDLow(SI), AX
+	MOVQ span_traceIDLow(SI), AX
 	MOVQ AX, record_traceIDLow(R12)
-	MOVQ Span_TransactionID(SI), AX
+	MOVQ span_transactionID(SI), AX
 	MOVQ AX, record_transactionID(R12)
-	MOVB Span_TraceFlags(SI), AX
+	MOVB span_traceFlags(SI), AX
 	MOVB AX, record_flags(R12)
 	MOVQ R10, record_owner(R12)
-	ORQ  Span_state(SI), BX // valid, and trace-present or not
+	ORQ  span_state(SI), BX // valid, and trace-present or not
 	MOVQ BX, record_state(R12)
 
 	SHRQ $6, R13

@@ -44,7 +44,7 @@ type Place uint32
 //
 // All methods may be called concurrently.
 type Records struct {
-	// The assembly uses these field names.
+	// The assembly uses the offsets of these fields.
 	first uintptr // address of the first record, as stored in a thread-local word
 	size  uint64  // size of all records in bytes
 	word  int64   // offset of the thread-local word from the thread pointer

@@ -5,6 +5,21 @@
 
 package elastic
 
+import "unsafe"
+
+// The assembly uses these offsets.
+const (
+	_ = -(unsafe.Offsetof(Records{}.first) ^ 0)
+	_ = -(unsafe.Offsetof(Records{}.size) ^ 8)
+	_ = -(unsafe.Offsetof(Records{}.word) ^ 16)
+	_ = -(unsafe.Offsetof(Span{}.TraceIDHigh) ^ 0)
+	_ = -(unsafe.Offsetof(Span{}.TraceIDLow) ^ 8)
+	_ = -(unsafe.Offsetof(Span{}.SpanID) ^ 16)
+	_ = -(unsafe.Offsetof(Span{}.TransactionID) ^ 24)
+	_ = -(unsafe.Offsetof(Span{}.TraceFlags) ^ 32)
+	_ = -(unsafe.Offsetof(Span{}.state) ^ 40)
+)
+
 // store stores s in the record of the calling thread, for the goroutine with this id, and the place of
 // that record in last. It returns the place and the earlier value of last. If the thread has no record
 // yet, store returns place 0 and stores nothing. The caller is pinned.
