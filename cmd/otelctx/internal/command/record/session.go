@@ -41,7 +41,7 @@ type session struct {
 }
 
 // errForeign means that CPU time cannot be recorded with --proc.
-var errForeign = fmt.Errorf("the proc file system of --proc %w, and the kernel lists only those of otelctx's own for BPF programs: "+
+var errForeign = fmt.Errorf("the proc file system of --proc %w, and the kernel lists only the processes of otelctx's own for BPF programs: "+
 	"record wall-clock time (--wall), or run otelctx in that PID namespace (docker run --pid=host, or hostPID in Kubernetes)", procfs.ErrNamespace)
 
 func (s *session) run() error {
