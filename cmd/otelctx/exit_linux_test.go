@@ -26,7 +26,7 @@ import (
 // TestForeignProc checks that otelctx refuses to mix the process ids of two PID namespaces.
 func TestForeignProc(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"list"}, {"inspect", "1"}, {"watch", "1"}, {"spans", "1"}, {"verify", "1"}, {"record", "1"}, {"record", "--", "true"}} {
+	for _, args := range [][]string{{"list"}, {"inspect", "1"}, {"watch", "1"}, {"spans", "1"}, {"verify", "1"}, {"top", "1"}, {"record", "1"}, {"record", "--", "true"}} {
 		cmd := exec.Command(executable(t), args...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 		if os.Geteuid() != 0 {

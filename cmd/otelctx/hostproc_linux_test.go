@@ -72,8 +72,8 @@ func TestHostProc(t *testing.T) {
 	decode(&wall, "record", "--wall", "-d", "0.3", "--top=0", w.pid)
 	assert.NotEmpty(t, wall.Spans)
 
-	for _, processes := range [][]string{{w.pid}, {"--all"}} {
-		cpu := inContainer(t, append(append([]string{"record", "-d", "0.3"}, host...), processes...)...)
+	for _, args := range [][]string{{"record", "-d", "0.3", w.pid}, {"record", "-d", "0.3", "--all"}, {"top", "--count=1", w.pid}} {
+		cpu := inContainer(t, append(args, host...)...)
 		assert.Equal(t, exitOther, cpu.code)
 		assert.Regexp(t, `^otelctx: the proc file system of --proc belongs to another PID namespace, .* \(--wall\), or run otelctx in that PID namespace .*\n$`, cpu.stderr)
 	}

@@ -99,7 +99,7 @@ func TestTop(t *testing.T) {
 		"--wall": `(?s)Top endpoints by wall-clock time.* outer\n.*Top span names by wall-clock time.* inner +outer\n`,
 		"":       `(?s)Top endpoints by CPU time.* outer\n.*Top span names by CPU time.* inner\n`,
 	} {
-		got := inProcess(t, strings.Fields("top worker --count 2 --interval 1s "+args)...)
+		got := inProcess(t, strings.Fields("top --count 2 --interval 1s "+args+" "+w.pid)...)
 		if got.code == exitNotPermitted && args == "" {
 			t.Log("not permitted to sample:", got.stderr)
 			continue

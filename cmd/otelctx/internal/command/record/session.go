@@ -16,11 +16,11 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/launch"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
-	"github.com/otelctx/otelctx/internal/procfs"
 )
 
 // memoryLimit is the memory use in bytes near which garbage is collected more often. Most recordings stay far
@@ -40,17 +40,9 @@ type session struct {
 	seen, processes int
 }
 
-// errForeign means that CPU time cannot be recorded with --proc.
-var errForeign = fmt.Errorf("the proc file system of --proc %w, and the kernel lists only the processes of otelctx's own for BPF programs: "+
-	"record wall-clock time (--wall), or run otelctx in that PID namespace (docker run --pid=host, or hostPID in Kubernetes)", procfs.ErrNamespace)
-
 func (s *session) run() error {
-	// The sampler reports ids of this PID namespace, and everything else about their processes comes from /proc.
-	if err := procfs.Host().CheckNamespace(); errors.Is(err, procfs.ErrNamespace) {
+	if err := process.CheckNamespace(s.cpu != nil); err != nil {
 		return err
-	}
-	if s.cpu != nil && procfs.Host().Foreign() {
-		return errForeign
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(memoryLimit)

@@ -57,6 +57,9 @@ func (c *Command) Validate() error {
 
 // Run is called by kong.
 func (c *Command) Run(s terminal.Streams) error {
+	if err := process.CheckNamespace(!c.Wall); err != nil {
+		return err
+	}
 	ctx, release := terminal.UntilInterrupted()
 	defer release()
 	pid, err := c.Process.Find(ctx)
