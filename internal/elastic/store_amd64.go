@@ -9,10 +9,10 @@ import "unsafe"
 
 // The assembly uses these offsets.
 const (
-	_ = -(unsafe.Offsetof(Records{}.first) ^ 0)
+	_ = -unsafe.Offsetof(Records{}.first)
 	_ = -(unsafe.Offsetof(Records{}.size) ^ 8)
 	_ = -(unsafe.Offsetof(Records{}.word) ^ 16)
-	_ = -(unsafe.Offsetof(Span{}.TraceIDHigh) ^ 0)
+	_ = -unsafe.Offsetof(Span{}.TraceIDHigh)
 	_ = -(unsafe.Offsetof(Span{}.TraceIDLow) ^ 8)
 	_ = -(unsafe.Offsetof(Span{}.SpanID) ^ 16)
 	_ = -(unsafe.Offsetof(Span{}.TransactionID) ^ 24)
