@@ -49,7 +49,6 @@ func beIdle(parent *childproc.Parent) {
 	for _, span := range live {
 		span.End()
 	}
-	live = nil
 	parent.Send("ready")
 	for {
 		if _, ok := parent.Receive(); !ok {

@@ -289,7 +289,8 @@ func measureBurst(address string) (u usage) {
 // in nanoseconds. The Go runtime counts them at the end of each collection.
 func markTimes() (idle, busy float64) {
 	samples := []metrics.Sample{
-		{Name: "/cpu/classes/gc/mark/idle:cpu-seconds"}, {Name: "/cpu/classes/gc/mark/dedicated:cpu-seconds"},
+		{Name: "/cpu/classes/gc/mark/idle:cpu-seconds"},
+		{Name: "/cpu/classes/gc/mark/dedicated:cpu-seconds"},
 		{Name: "/cpu/classes/gc/mark/assist:cpu-seconds"},
 	}
 	metrics.Read(samples)

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"sync"
 	"strings"
 	"testing"
 	"time"
@@ -171,8 +172,11 @@ func TestThreadContextsOfUnstoppableThreads(t *testing.T) {
 func TestThreadContextsUnderSignals(t *testing.T) {
 	child, numbers := startThreads(t, 3, "NO_ROBUST_LIST=1")
 	tids := slices.Collect(maps.Keys(numbers))
-	stop, sent := make(chan struct{}), make(chan int)
-	go func() {
+	stop, sent := make(chan struct{}), make(chan int, 1)
+	var sending sync.WaitGroup
+	finish := sync.OnceFunc(func() { close(stop); sending.Wait() })
+	t.Cleanup(finish)
+	sending.Go(func() {
 		const sigrtmin = 34 // glibc uses the first two real-time signals
 		n := 0
 		for {
@@ -194,7 +198,7 @@ func TestThreadContextsUnderSignals(t *testing.T) {
 				assert.NoError(t, unix.Kill(child.PID(), unix.SIGCONT))
 			}
 		}
-	}()
+	})
 	for range testenv.Rounds(50, 5000) {
 		p, err := reader.Open(child.PID()) // without cached thread pointers
 		require.NoError(t, err)
@@ -205,7 +209,7 @@ func TestThreadContextsUnderSignals(t *testing.T) {
 			require.NoError(t, thread.Err)
 		}
 	}
-	close(stop)
+	finish()
 	count := <-sent
 	require.NoError(t, unix.Kill(child.PID(), unix.SIGCONT))
 	t.Logf("%d signals", count)

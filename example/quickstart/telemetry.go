@@ -15,9 +15,7 @@ import (
 
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
-
-	// The runtime samples allocations, for otelctx record --alloc.
-	_ "github.com/otelctx/otelctx/spanctx/allocs"
+	_ "github.com/otelctx/otelctx/spanctx/allocs" // for otelctx record --alloc
 )
 
 // newTracerProvider returns a TracerProvider. Profilers can read its resource until it is shut
