@@ -12,8 +12,8 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"sync"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
