@@ -5,7 +5,11 @@
 package documents
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"runtime/pprof"
+	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
 	sdklog "go.opentelemetry.io/otel/sdk/log"
@@ -32,11 +36,15 @@ var (
 	metrics   sdkmetric.Reader
 	tracer    trace.Tracer
 
+	_ bytes.Buffer
 	_ = attribute.String
+	_ = fmt.Errorf
+	_ = pprof.Lookup
 	_ = reader.Open
 	_ = resourcepublisher.WithResource
 	_ = scopedattr.WithSampler
 	_ = scopedlog.NewLoggerProvider
 	_ = spanctx.WithPublishing
+	_ = strings.Contains
 	_ = universalprofiling.WithIntegration
 )

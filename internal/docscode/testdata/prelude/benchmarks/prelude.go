@@ -5,17 +5,13 @@
 package documents
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"runtime/pprof"
-	"strings"
 
-	"github.com/XSAM/otelsql"
 	otelpyroscope "github.com/grafana/otel-profiling-go"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
@@ -39,15 +35,12 @@ var (
 	tp            *sdktrace.TracerProvider
 	exporter      sdktrace.SpanExporter
 	tenant, route string
-	dsn           string
 	mux           *http.ServeMux
 	users         http.Handler
 
-	_ bytes.Buffer
 	_ trace.Tracer
 	_ = attribute.String
 	_ = cmp.Or[string]
-	_ = fmt.Errorf
 	_ = grpc.NewServer
 	_ = http.Get
 	_ = insecure.NewCredentials
@@ -56,14 +49,12 @@ var (
 	_ = otelgrpc.NewServerHandler
 	_ = otelhttp.NewTransport
 	_ = otelpyroscope.NewTracerProvider
-	_ = otelsql.Open
 	_ = pprof.Do
 	_ = resourcepublisher.WithResource
 	_ = scopedattr.WithSampler
 	_ = scopedlog.NewLoggerProvider
 	_ = slog.Error
 	_ = spanctx.WithPublishing
-	_ = strings.Contains
 )
 
 func handle(context.Context) {}
