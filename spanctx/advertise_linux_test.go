@@ -274,7 +274,7 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	keyMap, ok := o.ad["threadlocal.attribute_key_map"].GetValue().(*commonpb.AnyValue_ArrayValue)
 	require.True(t, ok, "attribute_key_map")
 	assert.Empty(t, keyMap.ArrayValue.GetValues())
-	keys := 2 + 1 + 7 + tt.goOffsets // schema and key map, Go version, span table, Go offsets
+	keys := 2 + 2 + 7 + tt.goOffsets // schema and key map, Go version and rate of allocation samples, span table, Go offsets
 	if _, err := goruntime.Calibrate().Offset(goruntime.TLSG); err != nil && tt.goOffsets > 0 {
 		require.Equal(t, "arm64", runtime.GOARCH, err) // arm64 has no thread-local storage without cgo
 		keys--

@@ -130,7 +130,7 @@ function list() {
 	const sorted = [...sums.values()].sort((a, b) => b[sortBy] - a[sortBy] || b.total - a.total || (a.name < b.name ? -1 : 1));
 	element("functions").replaceChildren(...sorted.slice(0, most).map(sum => {
 		const row = document.createElement("tr");
-		for (const text of [time(sum.self), share(sum.self, zoomed.total), time(sum.total), share(sum.total, zoomed.total), sum.name]) {
+		for (const text of [amount(sum.self), share(sum.self, zoomed.total), amount(sum.total), share(sum.total, zoomed.total), sum.name]) {
 			row.appendChild(document.createElement("td")).textContent = text;
 		}
 		return row;
