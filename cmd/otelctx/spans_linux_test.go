@@ -26,7 +26,7 @@ import (
 // goroutine: it never waits, but the Go scheduler may interrupt it. spanColumns matches the header, whose column
 // widths differ.
 var (
-	spanVolatile = regexp.MustCompile(`(?m)^  [0-9a-z.]+  +runn\w+ +(-|thread \d+) +(\w+) +(\w+) +\d+  |"(start_time_unix_nano|age_nano|time_unix_nano|own_tid)": \d+|"state": "runn\w+"`)
+	spanVolatile = regexp.MustCompile(`(?m)^  [0-9a-z.]+  +runn\w+ +(-|thread \d+) +(\w+) +(\w+) +\d+  |"(start_time_unix_nano|age_nano|time_unix_nano|namespace_tid)": \d+|"state": "runn\w+"`)
 	spanColumns  = regexp.MustCompile(`(?m)^  AGE +STATE +WAITING FOR +NAME +ENDPOINT +GOROUTINE `)
 )
 

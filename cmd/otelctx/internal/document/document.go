@@ -70,15 +70,15 @@ const Help = `--json prints an object whose schema is stable:
    advertisement: null or {mapping, published_at_ns, attributes: {key: value}},
    carriers: [{kind, source, mapping, address, layout, capacity, header_size,
                slot_size, schema, record_offset, provable, error}],
-   threads: [{tid, own_tid, goroutine, trace_id, span_id, trace_flags,
+   threads: [{tid, namespace_tid, goroutine, trace_id, span_id, trace_flags,
               local_root_span_id, name, endpoint, carrier, proven,
               attributes: {key: value}}],
-   unread_threads: [{tid, own_tid, error}]}
+   unread_threads: [{tid, namespace_tid, error}]}
 
 Attribute values keep their types. Bytes are base64 strings; NaN and the infinities are "NaN", "Infinity" and "-Infinity"; empty ` +
 	`values and unknown types are null. If a key occurs twice, the last value wins. published_at_ns is CLOCK_BOOTTIME, or ` +
 	`nanoseconds since the epoch from publishers that follow the first version of OTEP 4719. tid is the id of a thread in the PID namespace of ` +
-	`otelctx, own_tid in that of the process.`
+	`otelctx, namespace_tid in that of the process.`
 
 // New returns the document of a process.
 func New(p publication.Publication) Process {

@@ -62,7 +62,7 @@ type Thread struct {
 	// TID is the thread's id in the PID namespace of otelctx. OwnTID is its id in the PID namespace of the
 	// process.
 	TID    int `json:"tid"`
-	OwnTID int `json:"own_tid"`
+	OwnTID int `json:"namespace_tid"`
 	// Goroutine is the id of the goroutine that runs on the thread, or 0 if it is unknown.
 	Goroutine uint64 `json:"goroutine"`
 	// TraceID, SpanID and LocalRootSpanID are lower-case hexadecimal. The last is "" if unknown.
@@ -130,7 +130,7 @@ func Threads(threads []reader.Thread) []Thread {
 type UnreadThread struct {
 	// TID and OwnTID are as in [Thread].
 	TID    int `json:"tid"`
-	OwnTID int `json:"own_tid"`
+	OwnTID int `json:"namespace_tid"`
 	// Error says why the thread could not be read.
 	Error string `json:"error"`
 }

@@ -97,7 +97,7 @@ type goroutineDocument struct {
 	// WaitedAtLeastNano is a lower bound of the time that the goroutine has waited, or 0 if it is unknown.
 	WaitedAtLeastNano int64 `json:"waited_at_least_nano"`
 	// OwnTID is the id, in the process's own PID namespace, of the thread that runs the goroutine, or 0.
-	OwnTID int `json:"own_tid"`
+	OwnTID int `json:"namespace_tid"`
 	// Lock is the lock that the goroutine waits for, or nil. Channels are the channels that it waits for.
 	Lock     *waitobject.Lock     `json:"lock"`
 	Channels []waitobject.Channel `json:"channels"`

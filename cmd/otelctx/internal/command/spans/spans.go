@@ -62,7 +62,7 @@ func (*Command) Help() string {
 		"  {pid, service, time_unix_nano, torn, lost, missing: [text], found,\n" +
 		"   spans: [{trace_id, span_id, local_root_span_id, name, endpoint, trace_flags, sampled,\n" +
 		"            goroutine, start_time_unix_nano, age_nano, state, waiting_for, waited_at_least_nano,\n" +
-		"            own_tid, lock: null or {id, goroutines, longest_goroutine, longest_waited_at_least_nano},\n" +
+		"            namespace_tid, lock: null or {id, goroutines, longest_goroutine, longest_waited_at_least_nano},\n" +
 		"            channels: [{id, buffered, capacity, receivers, senders, selecting}],\n" +
 		"            socket: null or {local, peer}, frame: null or {function, file, line},\n" +
 		"            attributes: {KEY: VALUE}, joined: [{goroutine, state, ..., frame, attributes}], leaked}],\n" +
@@ -70,7 +70,7 @@ func (*Command) Help() string {
 		"   groups: [{goroutines, state, waiting_for, oldest_age_nano, names: {NAME: COUNT}, sockets: {PEER: COUNT}, lock, ..., stack: {frames, error}}]}\n\n" +
 		"With --group there are groups, otherwise spans. Goroutines that wait for different locks are in different groups. With --stacks there is the stack of each goroutine in the spans. Stacks have every frame, including the runtime's. " +
 		"joined are the other goroutines in the span, and attributes those that a goroutine has published with it. leaked is empty, exited or moved_on. torn counts reads that were repeated because a goroutine changed meanwhile, and lost the goroutines that changed each time. " +
-		"With --watch each update is a line. own_tid is the thread that runs the goroutine, in the PID namespace of the process, and frame is the innermost function of the user's own code."
+		"With --watch each update is a line. namespace_tid is the thread that runs the goroutine, in the PID namespace of the process, and frame is the innermost function of the user's own code."
 }
 
 const minSpansInterval = 10 * time.Millisecond
