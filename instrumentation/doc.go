@@ -17,13 +17,9 @@
 // published before NewTracerProvider returns. With [Options], it is published when the first
 // recorded span starts, because a span processor can learn the resource only from a span.
 //
-// A provider counts from its first recorded span until it is shut down or garbage collected. Each call
-// that asks for something to be published counts as a provider that is about to start: its resource
-// and spans are published at once, until its own Shutdown or a later such call. The resource of the
-// newest provider is published, and the next newest one's when that is shut down; a provider is as old
-// as the call that it was set up with. Spans are published as long as there is a provider, and again
-// when a provider that is alive starts a span. With the rules, a provider counts as soon as it is
-// constructed.
+// If a program has several providers, the resource of the newest one is published, and after its
+// shutdown that of the one before. The [rules about providers] say which providers count. With the
+// instrumentation rules, a provider counts as soon as it is constructed.
 //
 // Spans are published as with spanctx.WithPublishing() and its default options. Environment
 // variables control what is published; see the [table].
@@ -42,5 +38,6 @@
 // package could poll the global provider, but would miss the first spans and every provider that is
 // not global. It could also replace the SDK's logger, but the logger belongs to the program.
 //
+// [rules about providers]: https://github.com/otelctx/otelctx/blob/main/docs/design/0013-providers.md
 // [table]: https://github.com/otelctx/otelctx/blob/main/docs/no-code.md#environment-variables
 package instrumentation
