@@ -43,7 +43,7 @@ func TestDemo(t *testing.T) {
 			assert.Regexp(t, `\$ otelctx spans \d+\nProcess \d+ \(quickstart\): live spans: [1-9]\d*\n  AGE .*\n(.*\n)*?.* GET /work `, out)
 			assertRecorded(t, out)
 			assert.Regexp(t, `\$ otelctx spans \d+ --min-age 2s\nProcess \d+ \(quickstart\): live spans: \d+\n(.*\n)*?`+
-				`  \d+s +waiting +select in \w+\.\(\*cart\)\.pay \(handler\.go:\d+\) +GET /checkout +GET /checkout `, out)
+				`  \d+s +waiting +select on 127\.0\.0\.1:\d+ in \w+\.\(\*cart\)\.pay \(handler\.go:\d+\) +GET /checkout +GET /checkout `, out)
 			assert.Regexp(t, `(?m)^  \d+s +waiting +sync\.Mutex\.Lock in \w+\.\(\*cart\)\.show \(handler\.go:\d+\) +GET /cart +GET /cart `, out)
 			assert.Regexp(t, `(?m)^    \w+\.\(\*cart\)\.checkout +handler\.go:\d+$`, out)
 			assert.NotContains(t, out, "/pkg/mod/")
