@@ -25,7 +25,7 @@ TEST := $(GO) test -vet=off -ldflags=-w -p 4 -timeout 60m
 
 .PHONY: test
 test: export CGO_ENABLED := 0
-test: ## Test the library and the command: 4 minutes on two processors.
+test: ## Test the library and the command: 2 to 5 minutes on two processors.
 	@JOBS=2 .ci/test . cmd/otelctx -- $(TEST) -tags invariants
 
 # The benchmarks module is tested without the race detector, because the detector would distort its
