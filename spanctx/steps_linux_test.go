@@ -162,6 +162,7 @@ func TestSteps(t *testing.T) {
 		"attached in a span of one's own": "2+a 2+b<a +o @b=b/a 2+x 3-b 1=a !=o -o=",
 		"detached elsewhere":              "+o 2+a @a=a 3!1= 1=a !=o -o= 2-a",
 		"own span attached":               "+a +b<a @b=b/a -b=a !=a -a=",
+		"own span attached, parent ends":  "+a +b<a @b=b/a -a=b/a !=b/a -b=",
 		"own root attached":               "+o +a @a=a -a= !=  -o=",
 		"own span left and attached":      "+o +a +b<a @= @b=b/a -b=a != !=a -a=o -o=",
 		"an event loop":                   "2+r 2+s +l @= +a<r=a/r @= +b<s=b/s !=a/r @a=a/r -a= != !=l -l= -b",
