@@ -728,7 +728,7 @@ func TestUserFrame(t *testing.T) {
 	defer func() { require.NoError(t, p.Close()) }()
 	program, err := p.Program(t.Context())
 	require.NoError(t, err)
-	library := waiting.Frame{Function: "github.com/jackc/pgx/v5.Connect", File: "/root/go/pkg/mod/github.com/jackc/pgx/v5@v5.9.0/conn.go"}
+	library := waiting.Frame{Function: "github.com/jackc/pgx/v5.Connect", File: "/home/user/go/pkg/mod/github.com/jackc/pgx/v5@v5.9.0/conn.go"}
 	own := waiting.Frame{Function: "main.main", File: "/src/main.go"}
 	for name, c := range map[string]struct {
 		frames []waiting.Frame
