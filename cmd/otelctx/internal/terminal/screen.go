@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"sync/atomic"
 )
 
 // Control sequences of xterm, which all current terminals understand.
@@ -25,8 +26,10 @@ const (
 type Screen struct {
 	w       io.Writer
 	inPlace bool
-	entered bool
 }
+
+// entered is the screen that has switched to the alternate screen, if any.
+var entered atomic.Pointer[Screen]
 
 // NewScreen returns a screen that writes to w.
 func NewScreen(w io.Writer) *Screen { return &Screen{w: w, inPlace: IsTerminal(w)} }
@@ -38,10 +41,9 @@ func (s *Screen) Show(frame []byte) error {
 		return err
 	}
 	out := []byte(clearAll)
-	if !s.entered {
+	if entered.CompareAndSwap(nil, s) {
 		out = []byte(enter + clearAll)
 	}
-	s.entered = true
 	_, height := size(s.w)
 	_, err := s.w.Write(append(out, bytes.TrimSuffix(cutLines(frame, height), []byte("\n"))...))
 	return err
@@ -62,10 +64,9 @@ func cutLines(frame []byte, height int) []byte {
 
 // Close returns to the terminal's usual screen.
 func (s *Screen) Close() error {
-	if !s.entered {
+	if !entered.CompareAndSwap(s, nil) {
 		return nil
 	}
-	s.entered = false
 	_, err := io.WriteString(s.w, leave)
 	return err
 }

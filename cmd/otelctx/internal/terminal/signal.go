@@ -17,12 +17,16 @@ const SameSignal = 300 * time.Millisecond
 
 // UntilInterrupted returns a context that the first SIGINT, SIGTERM or SIGHUP (the terminal was closed)
 // cancels. SIGHUP is left alone if nohup made the process ignore it. A signal that arrives more than
-// SameSignal later ends the process. The caller calls release when it no longer needs the context.
+// SameSignal later restores the terminal's usual screen and ends the process. The caller calls release when it no
+// longer needs the context.
 func UntilInterrupted() (ctx context.Context, release func()) {
 	ctx, stop := signal.NotifyContext(context.Background(), Interrupts()...)
 	context.AfterFunc(ctx, func() {
 		time.Sleep(SameSignal)
+		second := make(chan os.Signal, 1)
+		signal.Notify(second, Interrupts()...)
 		stop()
+		endBy(<-second)
 	})
 	return ctx, func() {
 		if ctx.Err() == nil {
@@ -38,4 +42,24 @@ func Interrupts() []os.Signal {
 		signals = append(signals, syscall.SIGHUP)
 	}
 	return signals
+}
+
+// endBy ends the process as s does if nothing handles it.
+func endBy(s os.Signal) {
+	if screen := entered.Load(); screen != nil {
+		closed := make(chan struct{})
+		go func() {
+			_ = screen.Close() // The process ends anyway.
+			close(closed)
+		}()
+		select {
+		case <-closed:
+		case <-time.After(SameSignal): // The terminal is stopped, which may be why the user sends a second signal.
+		}
+	}
+	signal.Reset(s)
+	if self, err := os.FindProcess(os.Getpid()); err == nil && self.Signal(s) == nil {
+		time.Sleep(SameSignal)
+	}
+	os.Exit(1) // The signal has been ignored since the start of the process, as SIGINT is in background jobs.
 }

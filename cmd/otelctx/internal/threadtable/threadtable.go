@@ -83,7 +83,7 @@ func appendUnread(out []byte, l display.Layout, threads []reader.Thread) []byte 
 func threadRow(l display.Layout, d *document.Thread) []string {
 	tid, goroutine, localRoot, carrier := strconv.Itoa(d.TID), "-", "-", d.Carrier
 	if d.OwnTID != d.TID {
-		tid += fmt.Sprintf(" (own %d)", d.OwnTID)
+		tid += fmt.Sprintf(" (%d inside)", d.OwnTID)
 	}
 	if d.Goroutine != 0 {
 		goroutine = strconv.FormatUint(d.Goroutine, 10)

@@ -34,15 +34,15 @@ func TestThreadsForPeople(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC)
 	shop := frame{pid: 1, time: at, seen: seen{"shop", sampleThreads()}}
 	assert.Equal(t, `Process 1 (shop) at 03:04:05.006: threads in a span: 2 of 3
-  TID        GOROUTINE  TRACE ID                          SPAN ID           LOCAL ROOT        CARRIER                 ATTRIBUTES
-  8          -          01000000000000000000000000000000  0100000000000000  -                 thread_slots, unproven  -
-  9 (own 3)  7          00000000000000000000000000000001  0000000000000002  0000000000000003  goroutine_table         `+
+  TID           GOROUTINE  TRACE ID                          SPAN ID           LOCAL ROOT        CARRIER                 ATTRIBUTES
+  8             -          01000000000000000000000000000000  0100000000000000  -                 thread_slots, unproven  -
+  9 (3 inside)  7          00000000000000000000000000000001  0000000000000002  0000000000000003  goroutine_table         `+
 		`a=`+strings.Repeat("x", 60)+`… (100 characters, --json shows all) "z\x1b"="\x1b[2J"
 `, string(shop.text(display.Layout{Wide: true})))
 	assert.Equal(t, `Process 1 (shop) at 03:04:05.006: threads in a span: 2 of 3
-  TID        TRACE ID  SPAN ID   ATTRIBUTES
-  8          01000000  01000000  -
-  9 (own 3)  00000000  00000000  a=xxxxxxxxxxxxxxxxxxxxxxxx…
+  TID           TRACE ID  SPAN ID   ATTRIBUTES
+  8             01000000  01000000  -
+  9 (3 inside)  00000000  00000000  a=xxxxxxxxxxxxxxxxxxxxx…
 `, string(shop.text(display.Layout{Width: 60})))
 
 	gone := frame{pid: 1, time: at, unpublished: true}
