@@ -43,7 +43,7 @@ const (
 	cellTID
 	cellName
 	cellEndpoint
-	cellBefore
+	cellPrevious
 	numCellFields
 )
 
@@ -116,9 +116,9 @@ type LiveSpan struct {
 	// may be published in the future. They may have ended. A reference is 0 if the process does not
 	// know that ancestor.
 	Ancestors []SpanRef
-	// Before is the span that the goroutine was in when it started this one, or 0 if there was none.
-	// The goroutine returns there when it ends this span. Before may have ended.
-	Before SpanRef
+	// Previous is the span that the goroutine was in when it started this one, or 0 if there was none.
+	// The goroutine returns there when it ends this span. Previous may have ended.
+	Previous SpanRef
 	// TraceID, SpanID and LocalRootSpanID are in the byte order of W3C Trace Context. The local
 	// root is the outermost span of the trace in the process. TraceFlags are the W3C trace flags,
 	// in which 1 means sampled.
@@ -141,7 +141,7 @@ type LiveSpan struct {
 func (t *spanTable) decode(data []byte) (s LiveSpan) {
 	s.Ref = SpanRef(t.u64(data, cellVersion) &^ wire.CellOver)
 	s.Ancestors = knownAncestors(decodeAncestors(data[t.offsets[cellAncestors]:]))
-	s.Before = SpanRef(wire.ActiveSpan(t.u64(data, cellBefore)).Ref())
+	s.Previous = SpanRef(wire.ActiveSpan(t.u64(data, cellPrevious)).Ref())
 	binary.BigEndian.PutUint64(s.TraceID[:8], t.u64(data, cellTraceIDHigh))
 	binary.BigEndian.PutUint64(s.TraceID[8:], t.u64(data, cellTraceIDLow))
 	binary.BigEndian.PutUint64(s.SpanID[:], t.u64(data, cellSpanID))

@@ -69,7 +69,7 @@ func TestLiveSpans(t *testing.T) {
 		byRef, err := p.SpansByRef(t.Context(), refs)
 		require.NoError(t, err)
 		assert.ElementsMatch(t, spans, byRef)
-		assert.Equal(t, []SpanRef{0, 0, spans[1].Ref, 0, spans[3].Ref}, []SpanRef{spans[0].Before, spans[1].Before, spans[2].Before, spans[3].Before, spans[4].Before})
+		assert.Equal(t, []SpanRef{0, 0, spans[1].Ref, 0, spans[3].Ref}, []SpanRef{spans[0].Previous, spans[1].Previous, spans[2].Previous, spans[3].Previous, spans[4].Previous})
 		for i, s := range spans {
 			assert.Equal(t, traceIDOf(theSpan), s.TraceID)
 			want := theSpan.SpanID

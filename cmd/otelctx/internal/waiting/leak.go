@@ -87,7 +87,7 @@ func (snap *Snapshot) hasLeft(goroutine int, s *Span) bool {
 		case !isLive:
 			return false // the goroutine may return to an ancestor of this span, which may be s
 		case snap.Spans[i].Goroutine == goroutine:
-			in = snap.Spans[i].Before
+			in = snap.Spans[i].Previous
 		default: // the goroutine has attached or inherited the span
 			return snap.Spans[i].TraceID != s.TraceID
 		}
@@ -98,5 +98,5 @@ func (snap *Snapshot) hasLeft(goroutine int, s *Span) bool {
 // within reports whether ref is a span in which s was started, so that leaving s may lead to ref, but leaving ref does
 // not lead to s.
 func (s *Span) within(ref reader.SpanRef) bool {
-	return ref != 0 && (ref == s.Before || slices.Contains(s.Ancestors, ref))
+	return ref != 0 && (ref == s.Previous || slices.Contains(s.Ancestors, ref))
 }
