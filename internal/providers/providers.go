@@ -28,7 +28,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 	"weak"
 
 	"go.opentelemetry.io/otel"
@@ -137,20 +136,24 @@ type Reference struct {
 
 	// provisional is true until a provider has started a span.
 	provisional bool
-	provider    weak.Pointer[sdktrace.TracerProvider]
-	// address identifies the provider while the reference counts. It is 0 otherwise.
-	address atomic.Uintptr
+	// provider is zero if the provider is not the SDK's.
+	provider weak.Pointer[sdktrace.TracerProvider]
+	// counts is true while the provider counts. It may still be true after the provider was collected.
+	counts atomic.Bool
 }
 
-// unknownProvider is the address of all providers that are not the SDK's.
-const unknownProvider = 1
-
-func addressOf(tp *sdktrace.TracerProvider) uintptr {
+// isOf reports whether r is a reference of tp that counts. tp is nil for all providers that are not the
+// SDK's. A weak pointer is compared instead of an address, because another provider may get the address
+// of a collected one.
+func (r *Reference) isOf(tp *sdktrace.TracerProvider) bool {
 	if tp == nil {
-		return unknownProvider
+		return r.Counts() && !r.isSDK()
 	}
-	return uintptr(unsafe.Pointer(tp))
+	return r.provider.Value() == tp && r.Counts()
 }
+
+// isSDK reports whether the provider is the SDK's.
+func (r *Reference) isSDK() bool { return r.provider != weak.Pointer[sdktrace.TracerProvider]{} }
 
 // Open returns a new handle and applies its provisional reference. r is the resource of the provider to
 // come, or nil if that is not known. After an error from Apply there is no handle, and nothing has
@@ -224,7 +227,7 @@ func (p *Publication) drop(gone func(*Reference) bool) {
 		if !gone(r) {
 			return false
 		}
-		r.address.Store(0)
+		r.counts.Store(false)
 		r.Handle.forget(r)
 		if p.Gone != nil && !r.provisional && !isPublished(r.Number) {
 			p.Gone(r)
@@ -303,7 +306,7 @@ func applyAll(asked *Publication) error {
 // the span must not be published.
 func (h *Handle) Started(s sdktrace.ReadWriteSpan) *Reference {
 	tp := sdkspan.Provider(s)
-	if r := h.last.Load(); r != nil && r.address.Load() == addressOf(tp) {
+	if r := h.last.Load(); r != nil && r.isOf(tp) {
 		return r
 	}
 	return h.startedOther(tp, s)
@@ -331,16 +334,16 @@ func (h *Handle) StartedUnrecorded(tp *sdktrace.TracerProvider) *Reference {
 
 // Counts reports whether the provider still counts. A caller that makes a span visible and then checks
 // Counts, with a barrier in between, sees that the provider is gone, or else Gone sees the span.
-func (r *Reference) Counts() bool { return r.address.Load() != 0 }
+func (r *Reference) Counts() bool { return r.counts.Load() }
 
 // find returns the handle's reference for tp, or nil.
 func (h *Handle) find(tp *sdktrace.TracerProvider) *Reference {
-	if r := h.last.Load(); r != nil && r.address.Load() == addressOf(tp) {
+	if r := h.last.Load(); r != nil && r.isOf(tp) {
 		return r
 	}
 	if others := h.others.Load(); others != nil {
 		for _, r := range *others {
-			if r.address.Load() == addressOf(tp) {
+			if r.isOf(tp) {
 				return r
 			}
 		}
@@ -377,11 +380,9 @@ func (h *Handle) Adopt(tp *sdktrace.TracerProvider, r *resource.Resource) *Refer
 // refer adds a reference for tp. It takes the place of the handle's provisional one.
 func (h *Handle) refer(tp *sdktrace.TracerProvider, r *resource.Resource) *Reference {
 	ref := &Reference{Handle: h, Resource: r, Number: numberOf(tp)}
-	ref.address.Store(addressOf(tp))
+	ref.counts.Store(true)
 	if tp != nil {
 		ref.provider = weak.Make(tp)
-		// Another provider may get the same address once this one has been collected.
-		runtime.AddCleanup(tp, func(ref *Reference) { ref.address.Store(0) }, ref)
 	}
 	h.published.drop(func(ref *Reference) bool { return ref.Handle == h && ref.provisional })
 	h.published.insert(ref)
@@ -403,7 +404,7 @@ func numberOf(tp *sdktrace.TracerProvider) uint16 {
 	used := map[uint16]bool{}
 	for _, p := range all {
 		for _, r := range p.references {
-			if tp != nil && r.address.Load() == addressOf(tp) {
+			if tp != nil && r.isOf(tp) {
 				return r.Number
 			}
 			used[r.Number] = true
@@ -443,7 +444,7 @@ func isDown(tp *sdktrace.TracerProvider) bool {
 func dropGone() (down []*Handle) {
 	for _, p := range all {
 		p.drop(func(r *Reference) bool {
-			if r.provisional || r.provider == (weak.Pointer[sdktrace.TracerProvider]{}) {
+			if r.provisional || !r.isSDK() {
 				return false
 			}
 			tp := r.provider.Value()

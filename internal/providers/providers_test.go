@@ -6,8 +6,10 @@ package providers
 import (
 	"context"
 	"runtime"
+	"runtime/debug"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -147,6 +149,35 @@ func TestCollected(t *testing.T) {
 	tp := provider(other)
 	start(tp)
 	shutDown(t, tp)
+	assert.Nil(t, published())
+}
+
+// TestSameAddress checks that a provider at the address of a collected one gets a reference of its own.
+func TestSameAddress(t *testing.T) {
+	withApply(t)
+	// Little runs between a collection and the next provider, so cleanups may come after that.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	defer debug.SetGCPercent(debug.SetGCPercent(1))
+	p := open(t, "a")
+	addresses, numbers := map[uintptr]bool{}, map[uint16]bool{}
+	for reused := 0; reused < 60; {
+		tp := provider(p)
+		start(tp)
+		number := p.find(tp).Number
+		if numbers[number] {
+			t.Error("a provider has the reference of a collected one")
+			break
+		}
+		address := uintptr(unsafe.Pointer(tp))
+		if addresses[address] {
+			reused++
+		}
+		addresses[address], numbers[number] = true, true
+	}
+	last := provider(p)
+	start(last)
+	runtime.GC()
+	shutDown(t, last)
 	assert.Nil(t, published())
 }
 
