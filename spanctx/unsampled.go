@@ -10,6 +10,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
@@ -19,6 +20,8 @@ type TracerProvider struct {
 	*sdktrace.TracerProvider
 
 	processor *SpanProcessor
+	// reference is that of TracerProvider, or nil before its first unsampled span.
+	reference atomic.Pointer[providers.Reference]
 }
 
 // PublishAll publishes all spans of tp, including those that its sampler drops. It registers the result
@@ -42,7 +45,7 @@ func PublishAll(tp *sdktrace.TracerProvider, opts ...Option) *TracerProvider {
 	if p != nil {
 		tp.RegisterSpanProcessor(p)
 	}
-	return &TracerProvider{tp, p}
+	return &TracerProvider{TracerProvider: tp, processor: p}
 }
 
 // Tracer returns the SDK's tracer with this name and these options, except that its unsampled spans are
@@ -77,21 +80,46 @@ func (t *tracer) Start(ctx context.Context, name string, opts ...trace.SpanStart
 	if !sc.IsValid() || k == up {
 		return started, span // The provider has been shut down, so its tracers start no spans of their own.
 	}
-	r := t.provider.processor.handle.StartedUnrecorded(t.provider.TracerProvider)
-	c := current.Load()
+	r, c := t.provider.started(), current.Load()
 	if r == nil || c == nil {
 		return started, span
 	}
-	u := &unsampledSpan{Span: span, provider: t.provider, key: k, name: name}
+	s := &spanContext{Context: started, span: unsampledSpan{Span: span, provider: t.provider, name: name}}
 	child := up.SpanID != 0 && up.TraceIDHigh == k.TraceIDHigh && up.TraceIDLow == k.TraceIDLow
-	if child && !parent.IsRemote() {
-		u.parent = up
+	if !child || parent.IsRemote() {
+		up = sdkspan.Key{}
 	}
+	s.span.parent = up.SpanID
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	c.path.StartUnrecorded(ctx, u, k, child, r)
-	return trace.ContextWithSpan(started, u), u
+	c.path.StartUnrecorded(ctx, k, sc.TraceFlags(), up, name, child, r)
+	return s, &s.span
+}
+
+// started returns the provider's reference, or nil if its spans must not be published.
+func (tp *TracerProvider) started() *providers.Reference {
+	if r := tp.reference.Load(); r != nil && r.Counts() {
+		return r
+	}
+	r := tp.processor.handle.StartedUnrecorded(tp.TracerProvider)
+	tp.reference.Store(r)
+	return r
+}
+
+// spanContext is the context that Start returns. It contains its span, which saves an allocation.
+type spanContext struct {
+	context.Context //nolint:containedctx // it is a context
+
+	span unsampledSpan
+}
+
+// Value returns the span for the key by which package trace looks up a span.
+func (c *spanContext) Value(key any) any {
+	if key == sdkspan.ContextKey {
+		return &c.span
+	}
+	return c.Context.Value(key)
 }
 
 // unsampledSpan is a span that is published, but whose data is dropped.
@@ -99,8 +127,8 @@ type unsampledSpan struct {
 	trace.Span // the SDK's
 
 	provider *TracerProvider
-	// key identifies the span, and parent its parent. parent is zero if the span has no local parent.
-	key, parent sdkspan.Key
+	// parent is the span id of the parent, or 0 if the span has no local parent.
+	parent uint64
 	// name is the name passed to Start, and renamed the name set by SetName, or nil.
 	name    string
 	renamed atomic.Pointer[string]
@@ -111,7 +139,7 @@ type unsampledSpan struct {
 func (u *unsampledSpan) End(opts ...trace.SpanEndOption) {
 	if u.ended.CompareAndSwap(false, true) {
 		if p := u.provider.processor.lastPath(); p != nil {
-			p.EndUnrecorded(u.key)
+			p.EndUnrecorded(sdkspan.Of(u.SpanContext()))
 		}
 	}
 	u.Span.End(opts...) // In programs built with otelc, the goroutine leaves the span.
@@ -130,10 +158,14 @@ func (u *unsampledSpan) SetName(name string) {
 
 // ParentAndName implements [spanpath.Unrecorded].
 func (u *unsampledSpan) ParentAndName() (parent sdkspan.Key, name string) {
-	if name := u.renamed.Load(); name != nil {
-		return u.parent, *name
+	if u.parent != 0 {
+		parent = sdkspan.Of(u.SpanContext())
+		parent.SpanID = u.parent
 	}
-	return u.parent, u.name
+	if name := u.renamed.Load(); name != nil {
+		return parent, *name
+	}
+	return parent, u.name
 }
 
 // TracerProvider returns the provider whose tracers publish unsampled spans.

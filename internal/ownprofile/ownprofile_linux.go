@@ -17,9 +17,13 @@ import (
 // Go sets the process's ITIMER_PROF while it profiles.
 type Detector struct {
 	// LastAsked is the time of the last getitimer call, and KeepUntil the time until which labels are
-	// kept, both in nanoseconds since the Unix epoch.
+	// kept, both in nanoseconds since epoch. They are 0 before the first call.
 	LastAsked, KeepUntil atomic.Uint64
 }
+
+// epoch is a second before the start of the process. Times since epoch are monotonic: reading only that
+// clock takes half as long as time.Now.
+var epoch = time.Now().Add(-time.Second)
 
 const (
 	// AskEvery is the minimum time between two getitimer calls, unless they are concurrent. Each
@@ -30,12 +34,12 @@ const (
 	writeTimeout = 3 * time.Second
 )
 
-// Running reports whether to keep the labels of a span that ended at the given time. It asks the
-// kernel if its last answer is at least [AskEvery] old.
+// Running reports whether to keep the labels of a span that ended at the given time, or now if ended is
+// zero. It asks the kernel if its last answer is at least [AskEvery] old.
 func (d *Detector) Running(ended time.Time) bool {
-	last, now := d.LastAsked.Load(), uint64(ended.UnixNano())
+	last, now := d.LastAsked.Load(), uint64(ended.Sub(epoch))
 	if now-last >= uint64(AskEvery) {
-		now = uint64(time.Now().UnixNano()) // ended may be any time set by trace.WithTimestamp: check the clock.
+		now = uint64(time.Since(epoch)) // ended may be any time set by trace.WithTimestamp: check the clock.
 	}
 	if now-last < uint64(AskEvery) {
 		return now < d.KeepUntil.Load()

@@ -45,7 +45,7 @@ func FromContext(ctx context.Context) trace.Span {
 	if ctx == nil {
 		return nil
 	}
-	s, _ := ctx.Value(spanKey).(trace.Span)
+	s, _ := ctx.Value(ContextKey).(trace.Span)
 	return s
 }
 
@@ -60,8 +60,8 @@ func Local(ctx context.Context) (k Key, ok bool) {
 	return Of(sc), sc.HasTraceID() && !sc.IsRemote()
 }
 
-// spanKey is the key under which the OpenTelemetry API stores a span in a context.
-var spanKey = func() any {
+// ContextKey is the key under which the OpenTelemetry API stores a span in a context.
+var ContextKey = func() any {
 	spy := &keyOfSpan{Context: context.Background()}
 	trace.SpanFromContext(spy)
 	return spy.key

@@ -151,17 +151,18 @@ type Unrecorded interface {
 	ParentAndName() (sdkspan.Key, string)
 }
 
-// StartUnrecorded is [Path.Start] for a span that the SDK does not record. k is its key, and child says
-// whether it has a parent.
-func (p *Path) StartUnrecorded(ctx context.Context, u Unrecorded, k sdkspan.Key, child bool, r *providers.Reference) {
+// StartUnrecorded is [Path.Start] for a span that the SDK does not record. parent and name are the results
+// of its method ParentAndName, and child says whether it has a parent, which may be remote.
+func (p *Path) StartUnrecorded(
+	ctx context.Context, k sdkspan.Key, traceFlags trace.TraceFlags, parent sdkspan.Key, name string, child bool, r *providers.Reference,
+) {
 	var g goroutine
 	p.locateLive(&g)
 	if g.features.closed {
 		return
 	}
 	var n spantable.Span
-	n.Key, n.TraceFlags, n.StartUnixNS = k, byte(u.SpanContext().TraceFlags()), uint64(time.Now().UnixNano())
-	parent, name := u.ParentAndName()
+	n.Key, n.TraceFlags, n.StartUnixNS = k, byte(traceFlags), uint64(time.Now().UnixNano())
 	if g.features.Names != nil {
 		n.Name = g.features.Names.Number(name)
 	}
@@ -412,9 +413,9 @@ func (p *Path) End(s sdktrace.ReadOnlySpan) {
 }
 
 // EndUnrecorded is [Path.End] for a span with this key that the SDK does not record.
-func (p *Path) EndUnrecorded(k sdkspan.Key) { p.end(k, 0, time.Now()) }
+func (p *Path) EndUnrecorded(k sdkspan.Key) { p.end(k, 0, time.Time{}) }
 
-// end ends the span with this key. ended is its end time.
+// end ends the span with this key. ended is its end time, or zero for now.
 func (p *Path) end(k sdkspan.Key, traceFlags uint8, ended time.Time) {
 	var g goroutine
 	p.locate(&g)
