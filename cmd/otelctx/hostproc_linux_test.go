@@ -91,10 +91,17 @@ func TestOwnProc(t *testing.T) {
 	require.Zero(t, got.code, got.stderr)
 	assert.JSONEq(t, inProcess(t, "inspect", "--json", w.pid).stdout, got.stdout)
 
-	for _, args := range [][]string{{"list", "--proc", t.TempDir()}, {"record", "--proc=/proc", "--", "true"}} {
-		got := otelctx(t, args...)
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"list", "--proc", t.TempDir()}, "no proc file system is mounted at "},
+		{[]string{"list", "--proc", ""}, "--proc is empty: name the directory"},
+		{[]string{"record", "--proc=/proc", "--", "true"}, "--proc is for processes that are running already"},
+	} {
+		got := otelctx(t, test.args...)
 		assert.Equal(t, exitUsage, got.code)
-		assert.Regexp(t, `no proc file system is mounted at |--proc is for processes that are running already`, got.stderr)
+		assert.Contains(t, got.stderr, test.want)
 	}
 }
 

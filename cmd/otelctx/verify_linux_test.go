@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -145,14 +146,15 @@ func TestVerifyProfileOfManyMessages(t *testing.T) {
 	}
 }
 
-// TestVerifyProfileBounded checks that verify --profile rejects endless and oversized files before reading them.
+// TestVerifyProfileBounded checks that verify --profile rejects files without an end, and those that are too large, before reading them.
 func TestVerifyProfileBounded(t *testing.T) {
 	dir := t.TempDir()
-	endless, large := filepath.Join(dir, "endless.otlp"), filepath.Join(dir, "large.otlp")
+	endless, large, fifo := filepath.Join(dir, "endless.otlp"), filepath.Join(dir, "large.otlp"), filepath.Join(dir, "fifo.otlp")
 	require.NoError(t, os.Symlink("/dev/zero", endless))
 	require.NoError(t, os.WriteFile(large, nil, 0o600))
 	require.NoError(t, os.Truncate(large, 1<<40))
-	for path, want := range map[string]string{endless: "not a regular file", large: "more than the"} {
+	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	for path, want := range map[string]string{endless: "not a regular file", fifo: "not a regular file", large: "more than the"} {
 		got := otelctx(t, "verify", "--profile", path)
 		assert.NotZero(t, got.code)
 		assert.Contains(t, got.stderr, want)

@@ -18,7 +18,12 @@ type Proc string
 const ProcHelp = "Find processes in the proc file system that is mounted here, such as the host's in a container. Process ids are those of this file system."
 
 // AfterApply is called by kong if the flag was given.
-func (p Proc) AfterApply() error { return procfs.UseHost(string(p)) }
+func (p Proc) AfterApply() error {
+	if p == "" {
+		return errors.New("--proc is empty: name the directory where a proc file system is mounted, such as /host/proc")
+	}
+	return procfs.UseHost(string(p))
+}
 
 // errForeign means that CPU time cannot be recorded with --proc.
 var errForeign = fmt.Errorf("the proc file system of --proc %w, and the kernel lists only the processes of otelctx's own for BPF programs: "+

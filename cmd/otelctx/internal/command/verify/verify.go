@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/conformance"
@@ -169,7 +170,13 @@ const maxProfileSize = 64 << 20
 // readProfile reads a regular file of at most maxProfileSize bytes. It rejects other files: /dev/zero, for
 // example, has no end.
 func readProfile(path string) ([]byte, error) {
-	info, err := os.Stat(path)
+	// Opening a FIFO would otherwise wait until another process writes to it.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) //nolint:gosec // G304: the user names the file
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
 	switch {
 	case err != nil:
 		return nil, err
@@ -178,10 +185,5 @@ func readProfile(path string) ([]byte, error) {
 	case info.Size() > maxProfileSize:
 		return nil, fmt.Errorf("%s: %d bytes are more than the %d that can be checked", path, info.Size(), maxProfileSize)
 	}
-	f, err := os.Open(path) //nolint:gosec // G304: the user names the file
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
 	return io.ReadAll(io.LimitReader(f, maxProfileSize)) // The file may be growing.
 }
