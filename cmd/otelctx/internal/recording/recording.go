@@ -317,7 +317,7 @@ func (r *recording) rotate(now time.Time) {
 func (r *recording) add(t *target, s *sampler.Sample) {
 	t.seen.Store(true)
 	if names := t.published.Load().spanNames; !names.knows(&s.Span) {
-		names.request(&r.search.working, t)
+		names.request(&r.search.working, t, func() error { return r.search.checkImage(t.image) })
 	}
 	if stack, first := r.batch.add(t, s); first {
 		// Open the files now, because the process may end at any time.

@@ -123,7 +123,7 @@ func (s *scanner) open(ctx context.Context, image sampler.Image) (_ *target, err
 		s.warnings.warn(image.PID, unreadable)
 	}
 	published.spanNames = newNameTable(layout, nil)
-	published.spanNames.read(p)
+	published.spanNames.read(p, func() error { return s.checkImage(image) })
 	t := &target{image: image, reader: p}
 	t.published.Store(published)
 	if t.symbols, err = openSymbols(s.files, image.PID); err != nil {

@@ -47,15 +47,17 @@ func newNameTable(layout *reader.ThreadLayout, previous *nameTable) *nameTable {
 	return n
 }
 
-// read reads new names. If it fails, it changes nothing.
-func (n *nameTable) read(p *reader.Process) {
+// read reads new names. If it fails, it changes nothing. check returns an error if the process runs another program by now,
+// which may have names of its own at the same address.
+func (n *nameTable) read(p *reader.Process, check func() error) {
 	if n == nil {
 		return
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	names, _ := p.Names(n.table, slices.Clip(*n.names.Load()))
-	n.names.Store(&names)
+	if names, err := p.Names(n.table, slices.Clip(*n.names.Load())); err == nil && check() == nil {
+		n.names.Store(&names)
+	}
 }
 
 // knows reports whether the names of a span have been read. It returns true for a span without names.
@@ -84,8 +86,8 @@ func (n *nameTable) appendTo(attributes []reader.Attribute, s *sampler.Span) []r
 }
 
 // request starts a goroutine, counted by working, that reads new names, unless a read is pending or the
-// last one was less than readNamesAfter ago. It does not block.
-func (n *nameTable) request(working *sync.WaitGroup, t *target) {
+// last one was less than readNamesAfter ago. It does not block. See read for check.
+func (n *nameTable) request(working *sync.WaitGroup, t *target, check func() error) {
 	if !n.requested.CompareAndSwap(false, true) {
 		return
 	}
@@ -97,7 +99,7 @@ func (n *nameTable) request(working *sync.WaitGroup, t *target) {
 	working.Go(func() {
 		defer t.release()
 		_, _ = timelimit.Call(context.Background(), t.image.PID, processLimit, func() (struct{}, error) {
-			n.read(t.reader)
+			n.read(t.reader, check)
 			return struct{}{}, nil
 		})
 		n.after = time.Now().Add(readNamesAfter)

@@ -71,7 +71,8 @@ func TestNamesOfSamples(t *testing.T) {
 	}
 }
 
-// TestRequestNames checks that unknown names are read at once, but not twice in a short time.
+// TestRequestNames checks that unknown names are read at once, but not twice in a short time, and not from a program that the
+// process has executed meanwhile.
 func TestRequestNames(t *testing.T) {
 	c := childproc.Start(t, busyservice.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", busyservice.Words(busyservice.Records, busyservice.Named)))
@@ -90,13 +91,18 @@ func TestRequestNames(t *testing.T) {
 	var working sync.WaitGroup
 	span := &sampler.Span{Name: 1, Endpoint: 1}
 	assert.False(t, n.knows(span))
-	n.request(&working, of)
+	same, replaced := func() error { return nil }, func() error { return errReplaced }
+	n.request(&working, of, replaced)
+	working.Wait()
+	assert.False(t, n.knows(span))
+	n.after = time.Time{}
+	n.request(&working, of, same)
 	working.Wait()
 	assert.True(t, n.knows(span))
 	assert.Equal(t, "request", n.name(1))
 	n.names.Store(new([]string))
 	n.after = time.Now().Add(time.Hour)
-	n.request(&working, of)
+	n.request(&working, of, same)
 	working.Wait()
 	assert.False(t, n.knows(span))
 }
@@ -118,7 +124,7 @@ func TestNameTable(t *testing.T) {
 	assert.True(t, n.knows(&sampler.Span{}))
 	var none *nameTable
 	assert.True(t, none.knows(&sampler.Span{Name: 3}))
-	none.read(nil)
+	none.read(nil, nil)
 	shown := []reader.Attribute{{Key: "tenant", Value: "7"}}
 	span := &sampler.Span{Name: 2, Endpoint: 9}
 	assert.Equal(t, []reader.Attribute{{Key: "tenant", Value: "7"}, {Key: "span_name", Value: "query"}}, n.appendTo(shown, span))

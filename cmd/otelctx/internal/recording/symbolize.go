@@ -215,7 +215,7 @@ func (n *symbolizer) readNames(ctx context.Context, samples *targetSamples) {
 		}
 		asked[names] = true
 		_, _ = ask(ctx, n, samples.target.image.PID, func(func() bool) (struct{}, error) {
-			names.read(samples.target.reader)
+			names.read(samples.target.reader, func() error { return n.checkImage(samples.target.image) })
 			return struct{}{}, nil
 		})
 	}
