@@ -6,16 +6,23 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rivo/uniseg"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/internal/testing/pseudoterminal"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // controlSequence matches the sequences that change colours, move the cursor or switch screens.
@@ -112,4 +119,51 @@ func TestTop(t *testing.T) {
 	w.Kill()
 	got := inProcess(t, "top", "--wall", w.pid)
 	assert.Equal(t, exitProcessGone, got.code, got.stderr)
+}
+
+// TestRecordOnStoppedTerminal checks that record goes on, to its end, while the user has stopped the terminal's output (Ctrl-S)
+// and the progress cannot be drawn.
+func TestRecordOnStoppedTerminal(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	w := startWorker(t)
+	screen := pseudoterminal.Open(t, 80, 24)
+	flow := func(action int) { require.NoError(t, unix.IoctlSetInt(int(screen.Fd()), unix.TCXONC, action)) }
+	flow(unix.TCOOFF)
+	path := filepath.Join(t.TempDir(), "wall.pb.gz")
+	ended := make(chan int)
+	go func() {
+		ended <- run([]string{"record", "--wall", "-d", "1s", "-o", path, w.pid}, terminal.Streams{Stdout: new(bytes.Buffer), Stderr: screen.File})
+	}()
+	assert.Eventually(t, func() bool {
+		info, err := os.Stat(path)
+		return err == nil && info.Size() > 0
+	}, testenv.Patience, 10*time.Millisecond, "the profile is not written")
+	flow(unix.TCOON)
+	assert.Zero(t, <-ended)
+	assert.Contains(t, screen.Output(), "Recording")
+	w.Ask("end")
+	w.Done()
+}
+
+// TestRecordInBackground checks that record shows no progress if the shell runs it in the background, where stty tostop
+// would stop it.
+func TestRecordInBackground(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	w := startWorker(t)
+	screen := pseudoterminal.Open(t, 80, 24)
+	settings, err := unix.IoctlGetTermios(int(screen.Fd()), unix.TCGETS)
+	require.NoError(t, err)
+	settings.Lflag |= unix.TOSTOP
+	require.NoError(t, unix.IoctlSetTermios(int(screen.Fd()), unix.TCSETS, settings))
+	var report bytes.Buffer
+	// In the foreground, the shell waits until the recording has ended or was stopped.
+	shell := exec.Command("sh", "-c", `set -m; "$0" record --wall -d 1s "$1" & wait $!; kill -KILL $! 2>/dev/null; true`, executable(t), w.pid)
+	shell.Env = append(os.Environ(), asCommandKey+"=1")
+	shell.Stdin, shell.Stdout, shell.Stderr = screen.File, &report, screen.File
+	shell.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	require.NoError(t, shell.Run())
+	assert.Contains(t, report.String(), "inner", "the recording was stopped")
+	assert.NotContains(t, screen.Output(), "Recording")
+	w.Ask("end")
+	w.Done()
 }

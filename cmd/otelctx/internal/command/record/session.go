@@ -31,7 +31,8 @@ const memoryLimit = 100 << 20
 type session struct {
 	*plan
 
-	streams terminal.Streams
+	streams  terminal.Streams
+	progress *progressBar // nil if there is none
 	// started is the process id of the command once it has been started.
 	started int
 	// samples is the number of samples of CPU time or allocations in all periods. seen is the number of span names with wall-clock time
@@ -106,12 +107,18 @@ func (s *session) record(ctx, interrupted context.Context, selection recording.S
 	if err != nil {
 		return err
 	}
+	// A progress bar would overwrite the output of a recorded command.
+	if terminal.InForeground(s.streams.Stderr) && s.targets.command == nil {
+		s.progress = newProgressBar(s.streams.Stderr, s.untilEnd())
+	}
 	result, err := s.measure(ctx, out, selection, ready)
 	if err != nil {
 		out.discard()
+		s.progress.done()
 		return err
 	}
 	written, err := out.close()
+	s.progress.done()
 	delivery := out.delivery()
 	if s.repeat {
 		out.complain(delivery)

@@ -14,7 +14,6 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/version"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
@@ -28,26 +27,20 @@ type results struct {
 
 // measure runs the sources of the plan until ctx is done or the recording ends.
 func (s *session) measure(ctx context.Context, out *outputs, selection recording.Selection, ready func() error) (*results, error) {
-	var progress *progressBar
-	// A progress bar would overwrite the output of a recorded command.
-	if terminal.IsTerminal(s.streams.Stderr) && s.targets.command == nil {
-		progress = newProgressBar(s.streams.Stderr, s.untilEnd())
-		defer progress.done()
-	}
 	if s.wall == nil {
-		cpu, err := s.sample(ctx, out, selection, progress, nil, ready)
+		cpu, err := s.sample(ctx, out, selection, nil, ready)
 		return &results{cpu: cpu}, err
 	}
 	const less = 400 // Snapshots leave much garbage. Collecting it less often costs little memory.
 	debug.SetGCPercent(less)
-	recorder, err := s.openWall(ctx, out, selection, progress)
+	recorder, err := s.openWall(ctx, out, selection)
 	if err != nil {
 		return nil, err
 	}
 	if s.cpu == nil {
-		return s.recordWall(ctx, out, recorder, progress)
+		return s.recordWall(ctx, out, recorder)
 	}
-	return s.measureBoth(ctx, out, selection, recorder, progress)
+	return s.measureBoth(ctx, out, selection, recorder)
 }
 
 // untilEnd returns the duration of the whole recording, or 0 if it is unknown.
@@ -69,7 +62,7 @@ func (p *plan) sampler() (config sampler.Config, unnamed bool) {
 // sample samples CPU time or allocations. It calls ready, if it is not nil, once sampling has started. At the end of each period it
 // also ends that of recorder, if there is one.
 func (s *session) sample(
-	ctx context.Context, out *outputs, selection recording.Selection, progress *progressBar, recorder *wall.Recorder, ready func() error,
+	ctx context.Context, out *outputs, selection recording.Selection, recorder *wall.Recorder, ready func() error,
 ) (*recording.Result, error) {
 	how, unnamed := s.sampler()
 	config := recording.Config{
@@ -81,14 +74,13 @@ func (s *session) sample(
 		Attributes: s.report.Group.Kind == report.GroupAttribute,
 		Sampler:    how,
 		Warn: func(err error) {
-			progress.clear()
+			s.progress.clear()
 			s.streams.Complainf("%v", err)
 		},
 	}
 	if s.repeat {
 		config.Period = s.duration
 		config.Report = func(r *recording.Result) {
-			progress.clear()
 			both := &results{cpu: r}
 			if recorder != nil {
 				both.wall = recorder.EndPeriod()
@@ -96,8 +88,8 @@ func (s *session) sample(
 			s.endPeriod(out, both, r.End)
 		}
 	}
-	if progress != nil {
-		config.Progress = progress.show
+	if s.progress != nil {
+		config.Progress = s.progress.show
 	}
 	return recording.Record(ctx, config)
 }
@@ -105,9 +97,10 @@ func (s *session) sample(
 // endPeriod writes the file and prints the results of a period.
 func (s *session) endPeriod(out *outputs, r *results, end time.Time) {
 	s.count(r)
+	written := out.roll(end)
+	s.progress.clear()
 	d := out.delivery()
 	out.complain(d)
-	written := out.roll(end)
 	if err := s.show(r, d); err != nil {
 		s.streams.Complainf("%v", err)
 	}
@@ -126,7 +119,7 @@ func (s *session) count(r *results) {
 }
 
 // recordWall records wall-clock time alone.
-func (s *session) recordWall(ctx context.Context, out *outputs, recorder *wall.Recorder, progress *progressBar) (*results, error) {
+func (s *session) recordWall(ctx context.Context, out *outputs, recorder *wall.Recorder) (*results, error) {
 	stop := make(chan struct{})
 	var reporting sync.WaitGroup
 	if s.repeat {
@@ -138,7 +131,6 @@ func (s *session) recordWall(ctx context.Context, out *outputs, recorder *wall.R
 				case <-stop:
 					return
 				case <-period.C:
-					progress.clear()
 					r := recorder.EndPeriod()
 					s.endPeriod(out, &results{wall: r}, r.End)
 				}
@@ -152,7 +144,7 @@ func (s *session) recordWall(ctx context.Context, out *outputs, recorder *wall.R
 }
 
 // openWall prepares a recording of wall-clock time.
-func (s *session) openWall(ctx context.Context, out *outputs, selection recording.Selection, progress *progressBar) (*wall.Recorder, error) {
+func (s *session) openWall(ctx context.Context, out *outputs, selection recording.Selection) (*wall.Recorder, error) {
 	config := wall.Config{
 		PIDs: s.targets.pids, Frequency: s.wall.frequency, Duration: s.untilEnd(), Version: version.Module(),
 		Filters: s.filters, Attributes: s.report.Group.Kind == report.GroupAttribute,
@@ -163,15 +155,15 @@ func (s *session) openWall(ctx context.Context, out *outputs, selection recordin
 	if s.profile.path != "" || s.profile.endpoint != nil {
 		config.Part = out.add
 	}
-	if progress != nil && s.cpu == nil {
-		config.Progress = progress.show
+	if s.progress != nil && s.cpu == nil {
+		config.Progress = s.progress.show
 	}
 	return wall.Open(ctx, config)
 }
 
 // measureBoth samples CPU time, and records wall-clock time with recorder. Both recordings begin when the sampler is
 // ready. measureBoth closes the recorder.
-func (s *session) measureBoth(ctx context.Context, out *outputs, selection recording.Selection, recorder *wall.Recorder, progress *progressBar) (*results, error) {
+func (s *session) measureBoth(ctx context.Context, out *outputs, selection recording.Selection, recorder *wall.Recorder) (*results, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var (
@@ -180,7 +172,7 @@ func (s *session) measureBoth(ctx context.Context, out *outputs, selection recor
 		wallDone sync.WaitGroup
 		err      error
 	)
-	r.cpu, err = s.sample(ctx, out, selection, progress, recorder, func() error {
+	r.cpu, err = s.sample(ctx, out, selection, recorder, func() error {
 		wallDone.Go(func() {
 			if r.wall, failed = recorder.Record(ctx); failed != nil {
 				cancel()
