@@ -75,9 +75,9 @@ func places[M proto.Message](t *table, used []bool, entries []M, remap func(M)) 
 // Append returns a copy of data, which a [Builder] must have made, as the next message. The copy's dictionary holds only
 // used entries that earlier messages lack, and its indices refer to the dictionary that all messages form together.
 func (t *Tables) Append(data *profilespb.ProfilesData) *profilespb.ProfilesData {
-	part := proto.CloneOf(&profilespb.ProfilesData{ResourceProfiles: data.GetResourceProfiles()})
+	message := proto.CloneOf(&profilespb.ProfilesData{ResourceProfiles: data.GetResourceProfiles()})
 	d, from, used := &profilespb.ProfilesDictionary{}, data.GetDictionary(), newUsage(data.GetDictionary())
-	part.Dictionary = d
+	message.Dictionary = d
 	for _, p := range Each(data) {
 		used.profile(p)
 	}
@@ -114,7 +114,7 @@ func (t *Tables) Append(data *profilespb.ProfilesData) *profilespb.ProfilesData 
 		remapAll(locations, s.GetLocationIndices())
 	})
 	links, d.LinkTable = places(&t.links, used.links, from.GetLinkTable(), func(*profilespb.Link) {})
-	for _, p := range Each(part) {
+	for _, p := range Each(message) {
 		for _, v := range []*profilespb.ValueType{p.GetSampleType(), p.GetPeriodType()} {
 			if v != nil {
 				remap(strings, &v.TypeStrindex, &v.UnitStrindex)
@@ -127,7 +127,7 @@ func (t *Tables) Append(data *profilespb.ProfilesData) *profilespb.ProfilesData 
 			remapAll(attributes, s.GetAttributeIndices())
 		}
 	}
-	return part
+	return message
 }
 
 // remap replaces each index i with to[i].

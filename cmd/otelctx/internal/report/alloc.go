@@ -17,13 +17,6 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 )
 
-// Heads of columns.
-const (
-	columnAllocated = "ALLOCATED"
-	columnRate      = "RATE"
-	columnWith      = "WITH CALLEES"
-)
-
 // AllocDocument is the output of record --alloc --json. Its schema is as stable as that of [document.Process].
 type AllocDocument struct {
 	// PID is the id of the recorded process or command, or 0 if several processes were selected.

@@ -5,7 +5,7 @@ package report
 
 import "github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 
-// Heads of columns.
+// Heads of the columns of record. Those that other commands have, too, are in package display.
 const (
 	columnCPU          = "CPU"
 	columnShare        = "SHARE"
@@ -20,6 +20,22 @@ const (
 	columnProcesses    = "PROCESSES"
 	columnKey          = "KEY"
 	columnValue        = "VALUE"
+
+	// With --wall.
+	columnWall        = "WALL"
+	columnError       = "±"
+	columnRunning     = "RUNNING"
+	columnMainWait    = "MAIN WAIT"
+	columnCPUWait     = "CPU WAIT"
+	columnRunnable    = "RUNNABLE"
+	columnWaiting     = "WAITING"
+	columnWallSpan    = "WALL/SPAN"
+	columnWallRequest = "WALL/REQUEST"
+
+	// With --alloc.
+	columnAllocated = "ALLOCATED"
+	columnRate      = "RATE"
+	columnWith      = "WITH CALLEES"
 )
 
 // columnsOf returns the columns with these heads: which of them become narrower on a narrow terminal, and which are left out.

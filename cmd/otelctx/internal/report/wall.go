@@ -20,19 +20,6 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
-// Heads of columns.
-const (
-	columnWall        = "WALL"
-	columnError       = "±"
-	columnRunning     = "RUNNING"
-	columnMainWait    = "MAIN WAIT"
-	columnCPUWait     = "CPU WAIT"
-	columnRunnable    = "RUNNABLE"
-	columnWaiting     = "WAITING"
-	columnWallSpan    = "WALL/SPAN"
-	columnWallRequest = "WALL/REQUEST"
-)
-
 // BothDocument is the output of record --wall --cpu --json.
 type BothDocument struct {
 	CPU  Document     `json:"cpu"`

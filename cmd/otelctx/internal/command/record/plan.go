@@ -74,8 +74,8 @@ type reportPlan struct {
 // newPlan checks the flags and turns them into a plan.
 func (c *Command) newPlan() (*plan, error) {
 	p := &plan{repeat: c.Profile.Repeat}
-	for _, part := range []func(*plan) error{c.planTargets, c.planSources, c.planTime, c.planProfile, c.planReport} {
-		if err := part(p); err != nil {
+	for _, fill := range []func(*plan) error{c.planTargets, c.planSources, c.planTime, c.planProfile, c.planReport} {
+		if err := fill(p); err != nil {
 			return nil, err
 		}
 	}

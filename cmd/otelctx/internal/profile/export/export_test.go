@@ -410,15 +410,15 @@ func TestLongRecordings(t *testing.T) {
 		require.NoError(t, err)
 		before := heap()
 		for i := range parts {
-			require.NoError(t, f.Add(partOf(i)))
+			require.NoError(t, f.Add(largeProfile(i)))
 		}
 		assert.Less(t, heap(), before+most, format)
 		require.NoError(t, f.Close())
 	}
 }
 
-// partOf returns a recording with 1 MiB of unique attributes.
-func partOf(number int) *profilespb.ProfilesData {
+// largeProfile returns a recording with 1 MiB of unique attributes.
+func largeProfile(number int) *profilespb.ProfilesData {
 	const samples, size = 1 << 10, 1 << 10
 	b := profile.New(profile.Options{Start: time.Unix(1700000000, 0), Frequency: 99})
 	for i := range samples {

@@ -52,7 +52,7 @@ func TestFullDisk(t *testing.T) {
 	for _, format := range []Format{OTLP, JSON, JSONLines} {
 		f, err := Create(t.Context(), "/dev/full", format, nil)
 		require.NoError(t, err)
-		require.ErrorIs(t, f.Add(partOf(0)), syscall.ENOSPC, format)
+		require.ErrorIs(t, f.Add(largeProfile(0)), syscall.ENOSPC, format)
 		require.ErrorIs(t, f.Close(), syscall.ENOSPC, format)
 	}
 }
@@ -74,7 +74,7 @@ func TestSpoolsAreClosed(t *testing.T) {
 	for _, end := range []func(*File) error{(*File).Close, (*File).Discard} {
 		f, err := Create(t.Context(), filepath.Join(t.TempDir(), "x.json"), JSON, nil)
 		require.NoError(t, err)
-		require.NoError(t, f.Add(partOf(0)))
+		require.NoError(t, f.Add(largeProfile(0)))
 		assert.NotZero(t, spools())
 		require.NoError(t, end(f))
 		assert.Zero(t, spools())

@@ -69,8 +69,8 @@ func newJSONEncoder(to *bufio.Writer, spool func() (*os.File, error)) (*jsonEnco
 }
 
 func (e *jsonEncoder) add(data *profilespb.ProfilesData) error {
-	part := e.tables.Append(data)
-	for _, r := range part.GetResourceProfiles() {
+	message := e.tables.Append(data)
+	for _, r := range message.GetResourceProfiles() {
 		separator := ","
 		if !e.begun {
 			separator, e.begun = `{"resourceProfiles":[`, true
@@ -78,7 +78,7 @@ func (e *jsonEncoder) add(data *profilespb.ProfilesData) error {
 		e.to.text(separator)
 		e.to.message(r)
 	}
-	dictionary := part.GetDictionary().ProtoReflect()
+	dictionary := message.GetDictionary().ProtoReflect()
 	var err error
 	for _, t := range e.waiting {
 		entries := dictionary.Get(t.field).List()
