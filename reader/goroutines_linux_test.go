@@ -29,24 +29,31 @@ func waitIn(ctx context.Context, tp *sdktrace.TracerProvider, end <-chan struct{
 	<-end
 }
 
-// TestGoroutines checks that Goroutines finds the state, the wait reason and the stack of a
-// goroutine of its own process, and reports the goroutine as gone after it has exited.
-func TestGoroutines(t *testing.T) {
+// publishing returns a provider whose spans this process publishes, and a reader of this process. Both are closed when the test
+// ends.
+func publishing(t *testing.T) (*sdktrace.TracerProvider, *reader.Process) {
+	t.Helper()
 	tp := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.Empty()),
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()), // so that tp.Shutdown withdraws the context, too
 		spanctx.WithPublishing(),
 	)
-	defer func() { assert.NoError(t, tp.Shutdown(context.Background())) }()
+	t.Cleanup(func() { assert.NoError(t, tp.Shutdown(context.Background())) })
+	p, err := reader.Open(os.Getpid())
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, p.Close()) })
+	return tp, p
+}
+
+// TestGoroutines checks that Goroutines finds the state, the wait reason and the stack of a
+// goroutine of its own process, and reports the goroutine as gone after it has exited.
+func TestGoroutines(t *testing.T) {
+	tp, p := publishing(t)
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
 		waitIn(t.Context(), tp, end)
 	}()
-	p, err := reader.Open(os.Getpid())
-	require.NoError(t, err)
-	defer func() { assert.NoError(t, p.Close()) }()
-
 	var ref reader.GoroutineRef
 	look := func() reader.Goroutine {
 		if ref.G == 0 {
@@ -83,22 +90,14 @@ func TestGoroutines(t *testing.T) {
 	close(end)
 	<-ended
 	assert.Eventually(t, func() bool { return look().State == reader.GoroutineGone }, testenv.Patience, time.Millisecond)
-	_, err = p.Goroutines(canceled(), []reader.GoroutineRef{ref}, reader.GoroutineOptions{})
+	_, err := p.Goroutines(canceled(), []reader.GoroutineRef{ref}, reader.GoroutineOptions{})
 	require.ErrorIs(t, err, context.Canceled)
 }
 
 // TestGoroutinesWaitedFor checks that WaitedFor is never longer than the wait, although the runtime
 // stores a time before it, and that it is known once another goroutine has shown a later collection.
 func TestGoroutinesWaitedFor(t *testing.T) {
-	tp := sdktrace.NewTracerProvider(
-		resourcepublisher.WithResource(resource.Empty()),
-		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
-		spanctx.WithPublishing(),
-	)
-	defer func() { assert.NoError(t, tp.Shutdown(context.Background())) }()
-	p, err := reader.Open(os.Getpid())
-	require.NoError(t, err)
-	defer func() { assert.NoError(t, p.Close()) }()
+	tp, p := publishing(t)
 	const apart = 50 * time.Millisecond // The collections are this far from the starts of the waits.
 	end := make(chan struct{})
 	var waiting sync.WaitGroup

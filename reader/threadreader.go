@@ -241,67 +241,118 @@ func unreadableGroup(err error) (group, bool) {
 // necessary, it sets the addresses for that read and returns false. The error comes from memory.
 func (r *threadReader) evaluate(t *Thread) (done bool, err error) {
 	t.Goroutine, t.Span = 0, nil
-	slot, settled := r.slotOfThread()
-	if settled && r.view.runtime.complete() {
-		if m := slot.M; m != 0 && m != r.m && m != r.wrongM && validPointer(m) {
-			r.m, r.g, r.goid, r.labels = m, 0, 0, 0
-			return false, nil
-		}
+	slot, slotSettled := r.slotOfThread()
+	if slotSettled && r.followSlot(&slot) {
+		return false, nil
 	}
-	if r.m == 0 {
-		if settled && slot.HasSpan() && !r.provable() {
-			var consistent bool
-			if t.Span, consistent = r.resolve(&slot); !consistent {
-				return false, nil
-			}
-		}
-		return settled, nil
+	if r.m == 0 { // The thread's goroutine cannot be found.
+		return r.evaluateSlot(t, &slot, slotSettled), nil
 	}
-	if running, settled := r.goroutine(); !settled || !running {
+	running, settled := r.goroutine()
+	if !running || !settled {
 		return settled, nil
 	}
 	t.Goroutine = r.goid
-
-	// The thread was running r.goid when curg was read. The goroutine's entry takes precedence over
-	// the record in its labels, because labels may be inherited or replaced by the user.
-	ref, owned, entrySettled := r.entryOfGoroutine()
-	published, decided, cellSettled := r.spanOf(ref, r.goid, GoroutineTable)
-	if owned && decided && published == nil {
-		return cellSettled, nil // the goroutine is in no span
-	}
-	recorded, recordSettled, err := r.spanOfRecord()
-	if err != nil {
+	found, inNone, err := r.spansOfGoroutine(&slot, slotSettled)
+	switch {
+	case err != nil:
 		return false, err
+	case inNone:
+		return found.entry.settled, nil
 	}
-	var ofThread *ThreadSpan
-	threadSettled := true
-	if settled && slot.HasSpan() && slot.Owner == r.goid && r.provable() && slot.M == r.m {
-		ofThread, threadSettled = r.resolve(&slot)
-	}
-	best := published
-	if best == nil {
-		best = recorded
-	} else if recorded != nil && recorded.sameAs(best) {
-		recorded.complete(best)
-		best = recorded
-	}
-	if best == nil && entrySettled && !owned {
-		best = ofThread // if there were an entry, it would be newer than the slot
-	} else if best != nil && ofThread != nil && ofThread.sameAs(best) {
-		best.complete(ofThread)
-	}
-	allSettled := entrySettled && cellSettled && recordSettled && threadSettled
+	best := found.best()
 	if best == nil {
 		// The goroutine is proven to be in no span only if nothing was being stored during the
 		// read.
-		return settled && allSettled, nil
+		return slotSettled && found.settled(), nil
 	}
 	best.Proven = true
 	t.Span = best
-	if !allSettled && (published != nil || cellSettled) {
+	if !found.settled() && (found.entry.span != nil || found.entry.settled) {
 		r.fallback = *t // valid even while the entry is being stored, because the record is as recent
 	}
-	return allSettled, nil
+	return found.settled(), nil
+}
+
+// followSlot makes the next read include the m in the thread's slot. It returns false if that is unnecessary.
+func (r *threadReader) followSlot(slot *ringview.Slot) bool {
+	m := slot.M
+	if !r.view.runtime.complete() || m == 0 || m == r.m || m == r.wrongM || !validPointer(m) {
+		return false
+	}
+	r.m, r.g, r.goid, r.labels = m, 0, 0, 0
+	return true
+}
+
+// evaluateSlot sets t.Span from the thread's slot alone, unless the slot's owner can be verified: then this slot, without
+// its owner, says nothing. It returns whether the result is settled.
+func (r *threadReader) evaluateSlot(t *Thread, slot *ringview.Slot, slotSettled bool) bool {
+	if !slotSettled || !slot.HasSpan() || r.provable() {
+		return slotSettled
+	}
+	span, settled := r.resolve(slot)
+	if settled {
+		t.Span = span
+	}
+	return settled
+}
+
+// carried is the active span according to a carrier, or nil if there is none. settled is false if the carrier or the
+// span was being stored.
+type carried struct {
+	span    *ThreadSpan
+	settled bool
+}
+
+// goroutineSpans is the active span of a goroutine according to each of its carriers.
+type goroutineSpans struct {
+	entry, record, slot carried
+	// hasEntry reports whether the goroutine has an entry, and entryRead whether the entry was not being stored.
+	hasEntry, entryRead bool
+}
+
+// spansOfGoroutine looks up the active span of the goroutine that the thread was running when curg was read. inNone is true if
+// the goroutine's entry says that it is in no span: then only the entry is looked up. The error comes from memory.
+func (r *threadReader) spansOfGoroutine(slot *ringview.Slot, slotSettled bool) (s goroutineSpans, inNone bool, err error) {
+	var ref wire.Ref
+	ref, s.hasEntry, s.entryRead = r.entryOfGoroutine()
+	var decided bool
+	s.entry.span, decided, s.entry.settled = r.spanOf(ref, r.goid, GoroutineTable)
+	if s.hasEntry && decided && s.entry.span == nil {
+		return s, true, nil
+	}
+	if s.record.span, s.record.settled, err = r.spanOfRecord(); err != nil {
+		return s, false, err
+	}
+	s.slot.settled = true
+	if slotSettled && slot.HasSpan() && slot.Owner == r.goid && r.provable() && slot.M == r.m {
+		s.slot.span, s.slot.settled = r.resolve(slot)
+	}
+	return s, false, nil
+}
+
+// best returns the goroutine's active span, or nil if it is in none. The entry takes precedence over the record in the
+// goroutine's labels, because labels may be inherited or replaced by the user.
+func (s *goroutineSpans) best() *ThreadSpan {
+	best := s.entry.span
+	if best == nil {
+		best = s.record.span
+	} else if s.record.span != nil && s.record.span.sameAs(best) {
+		s.record.span.complete(best)
+		best = s.record.span
+	}
+	if best == nil && s.entryRead && !s.hasEntry {
+		return s.slot.span // if there were an entry, it would be newer than the slot
+	}
+	if best != nil && s.slot.span != nil && s.slot.span.sameAs(best) {
+		best.complete(s.slot.span)
+	}
+	return best
+}
+
+// settled reports whether nothing was being stored.
+func (s *goroutineSpans) settled() bool {
+	return s.entryRead && s.entry.settled && s.record.settled && s.slot.settled
 }
 
 // cellRead is a cell to read, and its data from the last read.

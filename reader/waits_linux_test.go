@@ -4,9 +4,7 @@
 package reader_test
 
 import (
-	"context"
 	"net"
-	"os"
 	"reflect"
 	"runtime"
 	"strconv"
@@ -16,13 +14,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel/sdk/resource"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
-	"github.com/otelctx/otelctx/resourcepublisher"
-	"github.com/otelctx/otelctx/spanctx"
 )
 
 // ownCode describes the code of the program that runs the test, without inlined calls.
@@ -69,15 +63,7 @@ func address[T any](p *T) uint64 { return uint64(reflect.ValueOf(p).Pointer()) }
 
 // TestWaits checks what Goroutines says about the objects that goroutines wait for, and about who started them.
 func TestWaits(t *testing.T) {
-	tp := sdktrace.NewTracerProvider(
-		resourcepublisher.WithResource(resource.Empty()),
-		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
-		spanctx.WithPublishing(),
-	)
-	defer func() { assert.NoError(t, tp.Shutdown(context.Background())) }()
-	p, err := reader.Open(os.Getpid())
-	require.NoError(t, err)
-	defer func() { assert.NoError(t, p.Close()) }()
+	tp, p := publishing(t)
 
 	var mu sync.Mutex // guards want
 	want := map[uint64]waiter{}
