@@ -352,34 +352,6 @@ func TestEndedSpansLeaveTheIndex(t *testing.T) {
 	}
 }
 
-// Reserve returns 0 if there is neither a free cell nor a span to evict.
-func TestNoCell(t *testing.T) {
-	table, _ := newTable(t, true, nil)
-	table.limit = 0
-	assert.Zero(t, table.start())
-	table.limit = 1
-	assert.NotZero(t, table.start())
-}
-
-func TestQueue(t *testing.T) {
-	const capacity = 64
-	q := queue{entries: make([]queueEntry, capacity)}
-	_, ok := q.pop()
-	require.False(t, ok)
-	for round := range uint32(5) {
-		for n := range uint32(capacity) {
-			q.push(round + n)
-		}
-		for n := range uint32(capacity) {
-			got, ok := q.pop()
-			require.True(t, ok)
-			require.Equal(t, round+n, got, "first in, first out")
-		}
-		_, ok := q.pop()
-		require.False(t, ok)
-	}
-}
-
 // Concurrent pushes and pops neither lose nor duplicate numbers.
 func TestQueueUnderContention(t *testing.T) {
 	moreProcessors(t)
