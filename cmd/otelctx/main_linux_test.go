@@ -39,6 +39,9 @@ const asCommandKey = "OTELCTX_TEST_AS_COMMAND"
 // noReadvKey is the environment variable that makes otelctx run without process_vm_readv.
 const noReadvKey = "OTELCTX_TEST_NO_READV"
 
+// supervisedKey is the environment variable that makes otelctx wait for the test's [childproc.Supervisor].
+const supervisedKey = "OTELCTX_TEST_SUPERVISED"
+
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == shortLived {
 		burnShortly()
@@ -46,6 +49,12 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommandKey) != "" {
 		if os.Getenv(noReadvKey) != "" {
 			if err := childproc.Deny(childproc.Rule{Call: unix.SYS_PROCESS_VM_READV, Errno: syscall.ENOSYS}); err != nil {
+				panic(err)
+			}
+		}
+		if os.Getenv(supervisedKey) != "" {
+			// These are the system calls between which a recording of allocations changes the process.
+			if err := childproc.Supervise(unix.SYS_PROCESS_VM_READV, unix.SYS_PERF_EVENT_OPEN, unix.SYS_IOCTL, unix.SYS_CLOSE); err != nil {
 				panic(err)
 			}
 		}
@@ -64,6 +73,7 @@ func TestMain(m *testing.M) {
 		roleWorker:       workerRole,
 		roleBrief:        briefRole,
 		roleFuture:       futureRole,
+		roleAllocating:   allocatingRole,
 		busyservice.Role: busyservice.Run,
 	})
 }
@@ -163,7 +173,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
 	r := &running{cmd, new(programs.Output), new(programs.Output)}
 	// Without this setting, a process built with -race sleeps for a second before it exits.
-	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.Env = append(append(os.Environ(), cmd.Env...), asCommandKey+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	if cmd.Stdout == nil {
 		cmd.Stdout = r.stdout
 	}

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -361,20 +364,52 @@ func TestRecordAllocChanged(t *testing.T) {
 	// MOVQ SP, BP after the push has two encodings.
 	require.Equal(t, []byte{push, 0x48, 0x89, 0xe5}, content[site.Offset:][:4])
 
-	t.Run("file", func(t *testing.T) {
-		copy(content[site.Offset:], []byte{push, 0x48, 0x8b, 0xec})
-		other := filepath.Join(programs.Dir(t), "allocator")
-		programs.Write(t, other, content)
-		b := startAllocator(t, other, sampledRate)
-		got := otelctx(t, "record", "--alloc", pidOf(b.Child))
-		assert.Contains(t, got.stderr, "the code of runtime.mProf_Malloc begins in an unknown way")
-		assert.Positive(t, b.run(t).Total)
-	})
+	const function = "\x00runtime.mProf_Malloc\x00"
+	require.Equal(t, 1, bytes.Count(content, []byte(function)))
+	for name, test := range map[string]struct {
+		place   int
+		changed []byte
+		want    string
+	}{
+		"file":          {int(site.Offset), []byte{push, 0x48, 0x8b, 0xec}, "the code of runtime.mProf_Malloc begins in an unknown way"},
+		"no function":   {bytes.Index(content, []byte(function)), []byte("\x00runtime.mProf_Mallok\x00"), "the table of Go functions does not have it"},
+		"two functions": {otherFunction(content), []byte(function), "the table of Go functions has it twice"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			exe := filepath.Join(programs.Dir(t), "allocator")
+			programs.Write(t, exe, slices.Concat(content[:test.place], test.changed, content[test.place+len(test.changed):]))
+			b := startAllocator(t, exe, sampledRate)
+			got := otelctx(t, "record", "--alloc", pidOf(b.Child))
+			assert.Contains(t, got.stderr, test.want)
+			assert.Equal(t, exitOther, got.code)
+			assert.Positive(t, b.run(t).Total)
+		})
+	}
 	t.Run("memory", func(t *testing.T) {
 		b := startAllocator(t, exe, sampledRate)
 		b.patch(t, site.Offset+2, 0x8b, 0xec)
 		got := otelctx(t, "record", "--alloc", pidOf(b.Child))
 		assert.Contains(t, got.stderr, "the code in memory is")
+		assert.Positive(t, b.run(t).Total)
+	})
+	t.Run("breakpoints", func(t *testing.T) {
+		b := startAllocator(t, exe, sampledRate)
+		b.Stop() // since it would not survive these instructions
+		// CMPQ, JBE, PUSHQ and MOVQ: only at PUSHQ, another tracer's breakpoint is one that the kernel shares.
+		first := int64(site.Offset) - int64(bytes.LastIndex(content[:site.Offset], []byte{0x49, 0x3b, 0x66, 0x10}))
+		for offset := -first; offset < 4; offset++ {
+			place := uint64(int64(site.Offset) + offset)
+			b.patch(t, place, breakpoint)
+			found, err := allocations.Find(b.PID())
+			if offset == 0 {
+				require.NoError(t, err)
+				require.NoError(t, found.Close())
+			} else {
+				require.ErrorIs(t, err, allocations.ErrUnsafe, offset)
+			}
+			b.patch(t, place, content[place])
+		}
+		b.Continue()
 		assert.Positive(t, b.run(t).Total)
 	})
 	t.Run("replaced", func(t *testing.T) {
@@ -387,6 +422,11 @@ func TestRecordAllocChanged(t *testing.T) {
 		truth, d := b.record(t)
 		assert.InEpsilon(t, truth.Total, d.Allocated.Bytes, 0.02)
 	})
+}
+
+// otherFunction returns the place of the name of a function of the runtime that is as long as runtime.mProf_Malloc.
+func otherFunction(program []byte) int {
+	return regexp.MustCompile(`\x00runtime\.[a-z]{12}\x00`).FindIndex(program)[0]
 }
 
 // patch changes the code of a process at an offset of its executable, as a debugger does.

@@ -39,21 +39,26 @@ func Deny(rules ...Rule) error {
 		program = append(program, r.program()...)
 	}
 	program = append(program, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW})
+	_, err := filter(program, 0)
+	return err
+}
 
+// filter installs a seccomp filter for all threads of this process.
+func filter(program []unix.SockFilter, flags uintptr) (listener int, err error) {
 	// Both calls must be made by the same thread; TSYNC then applies the filter to all others.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("prctl PR_SET_NO_NEW_PRIVS: %w", err)
+		return 0, fmt.Errorf("prctl PR_SET_NO_NEW_PRIVS: %w", err)
 	}
 	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	// Sound: the pointer is converted in the argument list. That keeps fprog, and through it
 	// program, alive and in place during the call.
-	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
-		unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&fprog))); errno != 0 {
-		return fmt.Errorf("seccomp: %w", errno)
+	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC|flags, uintptr(unsafe.Pointer(&fprog)))
+	if errno != 0 {
+		return 0, fmt.Errorf("seccomp: %w", errno)
 	}
-	return nil
+	return int(fd), nil
 }
 
 // Offsets in struct seccomp_data.

@@ -55,8 +55,6 @@ func (s *Sampler) Probe(image Image, file *os.File, offset uint64) error {
 		return os.ErrClosed
 	case s.probes == nil:
 		return errors.New("a probe without Config.Allocations")
-	case runtime.GOARCH != "amd64":
-		return fmt.Errorf("allocations on %s: %w", runtime.GOARCH, errors.ErrUnsupported)
 	}
 	return privilege.Do(func() error { return s.probes.add(image.PID, file, offset) })
 }

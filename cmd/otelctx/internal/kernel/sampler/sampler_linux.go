@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -99,6 +100,9 @@ func Open(c Config) (*Sampler, error) {
 	if c.Frequency < 1 && !c.Allocations {
 		return nil, fmt.Errorf("a frequency of %d", c.Frequency)
 	}
+	if c.Allocations && runtime.GOARCH != "amd64" {
+		return nil, fmt.Errorf("allocations of programs for %s: %w", runtime.GOARCH, errors.ErrUnsupported)
+	}
 	if err := permitted(c.Allocations); err != nil {
 		return nil, err
 	}
@@ -107,7 +111,11 @@ func Open(c Config) (*Sampler, error) {
 		s.free[i] = uint32(i)
 	}
 	if err := privilege.Do(func() error { return s.open(c) }); err != nil {
-		return nil, errors.Join(explain(err), s.Close())
+		err = explain(err)
+		if c.Allocations && errors.Is(err, errors.ErrUnsupported) {
+			err = fmt.Errorf("sampling allocations needs Linux 5.12 or later: %w", err)
+		}
+		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }

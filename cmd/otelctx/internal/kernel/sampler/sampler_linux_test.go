@@ -872,3 +872,14 @@ func TestOpenRefuses(t *testing.T) {
 	_, err = Open(Config{Frequency: 1, BufferSize: 5000})
 	require.Error(t, err)
 }
+
+// TestOpenAllocationsElsewhere checks the reason why allocations are sampled on amd64 only. It does not need a kernel that
+// samples.
+func TestOpenAllocationsElsewhere(t *testing.T) {
+	if runtime.GOARCH == "amd64" {
+		t.Skip("a processor of another architecture is needed")
+	}
+	_, err := Open(Config{Allocations: true})
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorContains(t, err, "allocations of programs for "+runtime.GOARCH)
+}
