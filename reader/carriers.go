@@ -158,8 +158,8 @@ type threadView struct {
 	threadRing *ringview.View
 	goroutines *goroutineTable
 	record     RecordLayout
-	// names is the name table, or nil if there is none.
-	names *Table
+	// names is the name table, and requests the request table. They are nil if there is none.
+	names, requests *Table
 	// spans is the span table, or nil if it is missing or unreadable.
 	spans   *spanTable
 	runtime RuntimeOffsets
@@ -350,6 +350,7 @@ func newThreadView(memory remotemem.Reader, message *ProcessContext) *threadView
 	// An invalid span table is treated like none: every span in a slot then counts as live.
 	v.spans, _ = a.spanTable(memory)
 	v.names, _ = a.nameTable()
+	v.requests, _ = a.requestTable()
 
 	if a.announces(wire.KeyThreadSlots) {
 		v.addRing(memory, a)

@@ -32,6 +32,9 @@ type ThreadLayout struct {
 	Spans *Table
 	// Names is the table of span names, or nil if none is advertised.
 	Names *Table
+	// Requests is the table that counts requests, or nil if none is advertised. Each entry has a counter of 8 bytes
+	// for each number of a name. See [Process.Requests].
+	Requests *Table
 
 	keys []string
 	made time.Time
@@ -48,7 +51,7 @@ func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	}
 	l := &ThreadLayout{
 		Context: v.context, ContextErr: v.contextErr, Advertisement: v.advertisement, Carriers: v.carriers, Runtime: v.runtime,
-		Names: v.names, keys: v.keys, made: v.made,
+		Names: v.names, Requests: v.requests, keys: v.keys, made: v.made,
 	}
 	if v.spans != nil {
 		l.Spans = v.spans.Table

@@ -83,8 +83,8 @@ func memoryAttributes(prefix, mapping string, address uint64, layout, capacity, 
 	}
 }
 
-// tableAttributes returns the attributes that describe the span table and the name table, if other
-// processes can find them.
+// tableAttributes returns the attributes that describe the span table, the name table and the request table,
+// if other processes can find them.
 func (c *carriers) tableAttributes() (kvs []attribute.KeyValue) {
 	if c.spansPublished {
 		table, _ := c.path.Spans()
@@ -95,6 +95,8 @@ func (c *carriers) tableAttributes() (kvs []attribute.KeyValue) {
 	if c.namesPublished {
 		kvs = append(kvs, memoryAttributes(wire.KeyNames, wire.NamesName, c.names.Address(), wire.NamesLayout1, names.Capacity, wire.NamesHeaderSize)...)
 		kvs = append(kvs, attribute.Int(wire.KeyNames+wire.TableKeyEntrySize, wire.NameEntrySize))
+		kvs = append(kvs, memoryAttributes(wire.KeyRequests, wire.NamesName, c.names.RequestsAddress(), wire.RequestsLayout1, names.RequestRows, wire.RequestsHeaderSize)...)
+		kvs = append(kvs, attribute.Int(wire.KeyRequests+wire.TableKeyEntrySize, names.RequestRowSize))
 		if c.records {
 			kvs = append(kvs, attribute.Int64(wire.KeyGo+wire.GoKeyNamesOffset, int64(gorecord.NamesOffset)))
 		}

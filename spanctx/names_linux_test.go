@@ -229,6 +229,7 @@ func TestWithoutNames(t *testing.T) {
 	assert.Equal(t, []map[string]string{{"endpoint": "mine"}}, labelsInSpan(t, span))
 	for _, kv := range s.carriers.advertisement(s.path.Features().Keys) {
 		assert.NotContains(t, string(kv.Key), "threadlocal.names.")
+		assert.NotContains(t, string(kv.Key), "threadlocal.requests.")
 	}
 	maps, err := os.ReadFile("/proc/self/maps")
 	require.NoError(t, err)

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package names stores the names of spans in memory that other processes can read. It stores each
-// name only once.
+// name only once, and counts the requests to each endpoint.
 //
 // A name gets a number when it is first used, and keeps that number. Cells and goroutine records
 // contain the number, so a span with a known name costs a lookup but no copy. An entry of the table
@@ -22,12 +22,23 @@ import (
 	"sync/atomic"
 
 	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // Capacity is the number of entries in the table. Entry 0 means no name.
 const Capacity = 1 << 12
+
+// RequestRows is the number of rows of request counters. Each P has its own, as long as there are not more
+// Ps than rows.
+const RequestRows = 1 << 7
+
+// RequestRowSize is the size of a row in bytes.
+const RequestRowSize = Capacity * wire.RequestCounterSize
+
+// requestsOffset is the distance from the header of the names to that of the counters.
+const requestsOffset = wire.NamesHeaderSize + Capacity*wire.NameEntrySize
 
 // blockSize is the number of names in a block of texts.
 const blockSize = 1 << 8
@@ -36,7 +47,7 @@ const blockSize = 1 << 8
 const indexBits = 13
 
 // Table contains the span names of a process. Use [New] to create it. It is safe for concurrent
-// use. A nil Table is empty; only Close, Set and LeftOut may be called on it.
+// use. A nil Table is empty; only Close, Set, CountRequest and LeftOut may be called on it.
 type Table struct {
 	// seed is odd, and differs from process to process.
 	seed uint64
@@ -53,7 +64,10 @@ type Table struct {
 
 	header  *wire.NamesHeader
 	entries []wire.NameEntry
-	region  *vma.Region
+	// requests has the counters of all rows, one row after the other.
+	requestsHeader *wire.RequestsHeader
+	requests       []uint64
+	region         *vma.Region // contains the names and the counters
 
 	leftOut atomic.Int64
 }
@@ -71,11 +85,17 @@ func New(memory vma.Kind) (t *Table, err error) {
 	if t.index, t.indexRegion, err = vma.NewOf[[1 << indexBits]atomic.Uint64](memory); err != nil {
 		return nil, fmt.Errorf("name table: %w", err)
 	}
-	t.region, err = vma.NewTable(wire.NamesName, wire.NamesHeaderSize+Capacity*wire.NameEntrySize, memory)
+	t.region, err = vma.NewTable(wire.NamesName, requestsOffset+wire.RequestsHeaderSize+RequestRows*RequestRowSize, memory)
 	if t.region == nil {
 		return nil, fmt.Errorf("name table: %w", errors.Join(err, t.indexRegion.Close()))
 	}
-	t.header, t.entries = wire.NamesIn(t.region.Bytes())
+	t.requestsHeader, t.requests = wire.RequestsIn(t.region.Bytes()[requestsOffset:])
+	t.requestsHeader.Layout = wire.RequestsLayout1
+	t.requestsHeader.Capacity = RequestRows
+	t.requestsHeader.EntrySize = RequestRowSize
+	t.requestsHeader.HeaderSize = wire.RequestsHeaderSize
+	t.requestsHeader.Magic = wire.RequestsMagic
+	t.header, t.entries = wire.NamesIn(t.region.Bytes()[:requestsOffset])
 	t.header.Layout = wire.NamesLayout1
 	t.header.Capacity = Capacity
 	t.header.EntrySize = wire.NameEntrySize
@@ -90,6 +110,28 @@ func New(memory vma.Kind) (t *Table, err error) {
 
 // Address returns the address of the table's header.
 func (t *Table) Address() uint64 { return t.region.Address() }
+
+// RequestsAddress returns the address of the header of the request counters.
+func (t *Table) RequestsAddress() uint64 { return t.region.Address() + requestsOffset }
+
+// CountRequest counts a request that has ended. endpoint is the number of its endpoint, or 0 if that has
+// none; such requests are not counted.
+func (t *Table) CountRequest(endpoint uint16) {
+	if t == nil || endpoint == 0 {
+		return
+	}
+	// The row only has to be one that other CPUs hardly use at the moment: the goroutine may move to another P
+	// meanwhile, and there may be more Ps than rows, because the addition is atomic.
+	row := uint32(goruntime.Pin()) % RequestRows
+	goruntime.Unpin()
+	for {
+		used := atomic.LoadUint32(&t.requestsHeader.Used)
+		if row < used || atomic.CompareAndSwapUint32(&t.requestsHeader.Used, used, row+1) {
+			break
+		}
+	}
+	atomic.AddUint64(&t.requests[row*Capacity+uint32(endpoint)], 1)
+}
 
 // Close hides the table from other processes. A name may have another number afterwards.
 func (t *Table) Close() error {

@@ -472,10 +472,17 @@ func (p *Path) endCell(ref spantable.Ref, k sdkspan.Key, traceFlags uint8, f *Fe
 	}
 	// Do this before the span ends in its cell, because children and Elastic's correlations may arrive at
 	// any time.
-	if isRoot := p.spans.RememberRoot(ref, k); isRoot && f.Elastic != nil {
+	isRoot, endpoint := p.spans.RememberRoot(ref, k)
+	if isRoot && f.Elastic != nil {
 		f.Elastic.RootEnds(k, traceFlags)
 	}
-	return p.spans.End(ref)
+	if !p.spans.End(ref) {
+		return false
+	}
+	if isRoot {
+		f.Names.CountRequest(endpoint)
+	}
+	return true
 }
 
 // leaveEnded publishes a new active span for the calling goroutine if its last published span has

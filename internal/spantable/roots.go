@@ -34,18 +34,18 @@ func rootCheck(k sdkspan.Key, root, endpoint uint64) uint64 {
 }
 
 // RememberRoot remembers the local root of a live span that is about to end, whose key is k. It reports
-// whether the span is a local root itself.
-func (t *Table) RememberRoot(r Ref, k sdkspan.Key) (isRoot bool) {
+// whether the span is a local root itself, and returns the number of its endpoint.
+func (t *Table) RememberRoot(r Ref, k sdkspan.Key) (isRoot bool, endpoint uint16) {
 	root, endpoint := t.LocalRoot(r)
 	if root == 0 || root == k.SpanID {
-		return root != 0
+		return root != 0, endpoint
 	}
 	if p := goruntime.Pin(); p < len(t.locals) {
 		t.use(uint32(p))
 		t.locals[p].roots.add(k, root, uint64(endpoint))
 	}
 	goruntime.Unpin()
-	return false
+	return false, endpoint
 }
 
 // EndedRoot returns the span id and the number of the name of an ended span's local root. Both are 0 if

@@ -84,6 +84,7 @@ func TestReferenceLayouts(t *testing.T) {
 		"goroutine entry":        layoutOf(GoroutineEntry{}),
 		"name table header":      layoutOf(NamesHeader{}),
 		"name":                   layoutOf(NameEntry{}),
+		"request table header":   layoutOf(RequestsHeader{}),
 		"record":                 append(layoutOf(ThreadContextRecord{}), row(ThreadContextRecordSize, 0, "attrs_data")),
 	} {
 		assert.Equal(t, want, documented(t, table, 3), table)
@@ -122,6 +123,11 @@ func TestReferenceConstants(t *testing.T) {
 	assert.Equal(t, []string{
 		fmt.Sprintf("0x%X", NamesMagic), NamesName, strconv.Itoa(NamesHeaderSize), strconv.Itoa(NameEntrySize),
 	}, values)
+	values = nil
+	for _, r := range golden.Rows(t, reference, "request table constants") {
+		values = append(values, r[1])
+	}
+	assert.Equal(t, []string{fmt.Sprintf("0x%X", RequestsMagic), strconv.Itoa(RequestsHeaderSize), strconv.Itoa(RequestCounterSize)}, values)
 	header := golden.Rows(t, reference, "process context header")
 	assert.Contains(t, header[0][3], ProcessContextSignature)
 	assert.Equal(t, strconv.Itoa(ProcessContextVersion), header[1][3])
@@ -148,6 +154,11 @@ func TestReferenceKeys(t *testing.T) {
 		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, TableKeyEntrySize,
 	} {
 		want = append(want, KeyNames+key)
+	}
+	for _, key := range []string{
+		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, TableKeyEntrySize,
+	} {
+		want = append(want, KeyRequests+key)
 	}
 	for _, key := range []string{
 		GoKeyVersion, GoKeyTLSGOffset, GoKeyGMOffset, GoKeyMCurgOffset, GoKeyMProcidOffset, GoKeyGGoidOffset, GoKeyGLabelsOffset, GoKeyRecordOffset,

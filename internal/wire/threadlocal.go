@@ -7,7 +7,7 @@ package wire
 // 4947 defines [KeySchemaVersion] and [KeyAttributeKeyMap]. otelctx defines the others, under the
 // same prefix because readers look for layouts there. They do not conflict with the keys of other
 // schemas: readers choose the schema by [KeySchemaVersion], and the keys of otelctx have a second
-// segment (slots, goroutines, spans, names or go). Other schemas have flat keys, for example
+// segment (slots, goroutines, spans, names, requests or go). Other schemas have flat keys, for example
 // threadlocal.js_map_table_offset in nodejs_v1_dev.
 const (
 	// ThreadLocalPrefix is the prefix of all keys below.
@@ -43,6 +43,9 @@ const (
 	// KeyNames is the prefix of the keys that describe the name table.
 	KeyNames = "threadlocal.names."
 
+	// KeyRequests is the prefix of the keys that describe the request table.
+	KeyRequests = "threadlocal.requests."
+
 	// KeyGo is the prefix of the keys that describe the Go runtime.
 	KeyGo = "threadlocal.go."
 )
@@ -62,7 +65,8 @@ const (
 
 	// SpansKeyCellSize replaces slot_size in the keys of the span table.
 	SpansKeyCellSize = "cell_size"
-	// TableKeyEntrySize replaces slot_size in the keys of the name table and the goroutine table.
+	// TableKeyEntrySize replaces slot_size in the keys of the name table, the request table and the goroutine
+	// table.
 	TableKeyEntrySize = "entry_size"
 
 	IndexThread    = "thread"
