@@ -110,6 +110,8 @@ func testCases(t *testing.T, program string, published, ownRules bool) {
 		"shut down":        {},
 		"parallel":         {service: "last", spans: []string{"work"}},
 		"panic":            {stdout: "panic: runtime error: invalid memory address or nil pointer dereference\n"},
+		"rate":             {service: "rate", stdout: "rate: 0\n"},
+		"rate, sampling":   {service: "rate", stdout: "rate: 524288\n", env: []string{"OTELCTX_ALLOCATION_SAMPLING=true"}},
 		"span, no context": {spans: []string{"work"}, env: []string{"OTELCTX_PROCESS_CONTEXT_DISABLED=true"}},
 		"span, no spans":   {service: "span", env: []string{"OTELCTX_SPANS_DISABLED=true"}},
 		"span, wrong capacity": {
@@ -119,6 +121,7 @@ func testCases(t *testing.T, program string, published, ownRules bool) {
 	} {
 		if !published {
 			want.service, want.spans, want.stderr = "", nil, ""
+			want.stdout = strings.Replace(want.stdout, "rate: 524288", "rate: 0", 1)
 		}
 		t.Run(filepath.Base(program)+" "+name, func(t *testing.T) {
 			which, _, _ := strings.Cut(name, ",")

@@ -111,6 +111,11 @@ var (
 		Does:   "true publishes without memfd_create, in anonymous memory that prctl names; needs a kernel with CONFIG_ANON_VMA_NAME",
 		Option: "nothing",
 	}
+	AllocationSampling = Variable{
+		Name: "OTELCTX_ALLOCATION_SAMPLING", Values: booleans, Default: no,
+		Does:   "true makes services that are instrumented without code sample allocations, for otelctx record --alloc",
+		Option: "nothing: importing spanctx/allocs needs no variable",
+	}
 	UniversalProfiling = Variable{
 		Name: "OTELCTX_UNIVERSAL_PROFILING", Values: booleans, Default: no,
 		Does:   "true adds Elastic's integration to services that are instrumented without code; its own variables count too",
@@ -123,7 +128,7 @@ func All() []Variable {
 	return []Variable{
 		ProcessContextDisabled, ProcessContextHiddenKeys,
 		SpansDisabled, SpanThreadSlots, SpanNames, SpanAttributeKeys, SpanSlotAttributeSpace, SpanLabels, SpanSlotCapacity, SpanSlotLayout, SpanDatadogLabels, SpanPyroscopeProfileIDs,
-		MemfdDisabled, UniversalProfiling,
+		MemfdDisabled, AllocationSampling, UniversalProfiling,
 	}
 }
 

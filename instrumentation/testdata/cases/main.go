@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -71,6 +72,10 @@ var cases = map[string]func(){
 		}
 		all.Wait()
 		start(trace.NewTracerProvider(named("last")), "work")
+	},
+	"rate": func() {
+		trace.NewTracerProvider(named("rate"))
+		fmt.Println("rate:", runtime.MemProfileRate)
 	},
 	"panic": func() {
 		defer func() { fmt.Println("panic:", recover()) }()
