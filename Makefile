@@ -61,13 +61,15 @@ generate: ## Compile the BPF program: needs clang 14, llvm and libbpf-dev of Deb
 # The recorder's benchmark needs a PID namespace, or it would record the machine's other processes
 # too.
 .PHONY: bench
-bench: ## Run the benchmarks, or for minutes one of WHAT=service, soak or recorder (as root).
+bench: ## Run the benchmarks, or for minutes one of WHAT=service, span, soak or recorder (as root).
 	@cd benchmarks; set -x; case "$(WHAT)" in \
 	"") (cd .. && $(GO) test -run '^$$' -bench . ./spanctx ./ringbuf ./resourcepublisher) && $(GO) test -run '^$$' -bench . -benchmem . ;; \
 	service) measure() { $(GO) test -run '^$$' -bench "$$1" -benchtime $${ROUNDS:-15}x -timeout 0 . | tee /dev/stderr; }; \
 		if [ -n "$(value ONLY)" ]; then measure '^BenchmarkService$$/$(value ONLY)'; exit; fi; \
 		measure '^BenchmarkService$$' | $(GO) run ./results -bench >results/service.csv && \
 		measure '^BenchmarkCollection$$' | $(GO) run ./results -bench >results/collection.csv && $(GO) run ./results ;; \
+	span) $(GO) test -run '^$$' -bench '^BenchmarkSpan$$' -benchtime 60000x -count $${ROUNDS:-10} -timeout 0 . | tee /dev/stderr | \
+		$(GO) run ./results -bench >results/bench.csv && $(GO) run ./results ;; \
 	soak) $(GO) test ./soak -count 1 -v -run "^TestSoak$$" -soak $${SOAK_TIME:-10m} -csv ../results/soak.csv -timeout 0 && $(GO) run ./results ;; \
 	recorder) unshare --pid --fork --mount-proc --kill-child $(GO) test ./recorder -count 1 -v -measure -timeout 0 ;; \
 	*) exit 1 ;; esac

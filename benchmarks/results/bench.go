@@ -20,9 +20,9 @@ import (
 
 // convert writes the output of go test -bench as CSV. There is a column for each key in the
 // benchmarks' names and for each unit. If a benchmark ran several times, a cell has the median and
-// half the range.
-func convert(w io.Writer, output io.Reader, now time.Time) error {
-	var keys, units []string
+// half the range. The lines at the start say where and how it was measured; kernel is the operating system.
+func convert(w io.Writer, output io.Reader, now time.Time, kernel string) error {
+	var keys, units, rounds []string
 	var names [][]string
 	values := map[string]map[string][]float64{} // by benchmark and unit
 	add := func(list *[]string, s string) {
@@ -40,6 +40,7 @@ func convert(w io.Writer, output io.Reader, now time.Time) error {
 		if len(fields) < 4 || len(fields)%2 != 0 || !strings.HasPrefix(fields[0], "Benchmark") {
 			continue
 		}
+		add(&rounds, fields[1])
 		name := strings.TrimSuffix(fields[0], fmt.Sprintf("-%d", runtime.GOMAXPROCS(0)))
 		if values[name] == nil {
 			values[name] = map[string][]float64{}
@@ -71,10 +72,21 @@ func convert(w io.Writer, output io.Reader, now time.Time) error {
 			return fmt.Errorf("%s: its keys differ from those of the other benchmarks", row[len(row)-1])
 		}
 	}
-	runs := len(slices.Collect(maps.Values(values[names[0][len(keys)]]))[0])
-	if _, err := fmt.Fprintf(w, "# date: %s\n# machine: %d processors, %s, %s\n# by: go -C benchmarks test -bench %s -count %d\n",
-		now.Format(time.DateOnly), runtime.NumCPU(), cpu, runtime.Version(), strings.Split(names[0][len(keys)], "/")[0], runs); err != nil {
+	command := "go -C benchmarks test -bench " + strings.Split(names[0][len(keys)], "/")[0]
+	if len(rounds) == 1 { // otherwise the time was the same instead
+		command += " -benchtime " + rounds[0] + "x"
+	}
+	if runs := len(slices.Collect(maps.Values(values[names[0][len(keys)]]))[0]); runs > 1 {
+		command += fmt.Sprintf(" -count %d", runs)
+	}
+	if _, err := fmt.Fprintf(w, "# date: %s\n# machine: %d processors, %s, GOMAXPROCS=%d, %s, %s\n# by: %s\n",
+		now.Format(time.DateOnly), runtime.NumCPU(), cpu, runtime.GOMAXPROCS(0), kernel, runtime.Version(), command); err != nil {
 		return err
+	}
+	for _, line := range noise(keys, names, values) {
+		if _, err := fmt.Fprintln(w, "# noise: "+line); err != nil {
+			return err
+		}
 	}
 	out := csv.NewWriter(w)
 	_ = out.Write(slices.Concat(keys, units))
@@ -87,6 +99,30 @@ func convert(w io.Writer, output io.Reader, now time.Time) error {
 	}
 	out.Flush()
 	return out.Error()
+}
+
+// baselines maps units that compare a processor with a baseline to that baseline.
+var baselines = map[string]string{"x-base": "noop", "more-ns": "none", "more-live-KiB": "none", "more-resident-KiB": "none"}
+
+// noise describes the results of baselines that were compared with themselves.
+func noise(keys []string, names [][]string, values map[string]map[string][]float64) (lines []string) {
+	processor := slices.Index(keys, "processor")
+	if processor < 0 {
+		return nil
+	}
+	for _, unit := range slices.Sorted(maps.Keys(baselines)) {
+		var results []float64
+		for _, row := range names {
+			if row[processor] == baselines[unit] {
+				results = append(results, values[row[len(keys)]][unit]...)
+			}
+		}
+		if len(results) > 0 {
+			lines = append(lines, fmt.Sprintf("%s against itself: %s from %s to %s in %d comparisons", baselines[unit], unit,
+				cell([]float64{slices.Min(results)}, unit), cell([]float64{slices.Max(results)}, unit), len(results)))
+		}
+	}
+	return lines
 }
 
 // cell formats the values that several runs of a benchmark reported: the median with three digits,
@@ -112,7 +148,7 @@ func cell(values []float64, unit string) string {
 
 func duration(ns float64) string {
 	units := []string{"ns", "µs", "ms", "s"}
-	for ns >= 999.5 && len(units) > 1 {
+	for math.Abs(ns) >= 999.5 && len(units) > 1 {
 		ns, units = ns/1000, units[1:]
 	}
 	return digits(ns) + " " + units[0]

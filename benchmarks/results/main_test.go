@@ -33,7 +33,28 @@ default,lost,"missing, and wrong",shown,goroutine profile,10,10,0,0,10,0
 default,outside,after it,nothing,record,5,4,0,1,0,1
 default,outside,after it,nothing,goroutine profile,5,5,0,0,0,0
 `,
-		"bench.csv": "# machine: a slow one\n# date: 2026-11-24\nbenchmark,ns/op\nSpan,420\n",
+		"other.csv": "# machine: a slow one\n# date: 2026-11-24\nbenchmark,ns/op\nSpan,420\n",
+		"bench.csv": `# date: 2026-11-24
+# machine: a slow one
+shape,processor,x-base,B/op,allocs/op
+flat,noop,1.01,944,3
+flat,default,1.56,1264 ± 1 %,4
+child,noop,0.99,944,3
+child,default,1.59,1264,4
+`,
+		"before.csv": `# date: 2026-11-23
+# machine: a slow one
+what,before,aim,file,row,column,per
+service,1.29,1.05,service,gogc=100 processor=default,x-base,
+collections,1.50,1.00,service,gogc=100 processor=default,gcs/kop,gogc=100 processor=noop
+a collection,376 µs,70 µs,collection,spans=0,more-ns,
+`,
+		"service.csv": `# date: 2026-11-24
+# machine: a slow one
+gogc,processor,x-base,x-high,x-low,gcs/kop
+100,noop,1.00,1.02,0.98,16.0
+100,default,1.04,1.06,1.01,16.8
+`,
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
@@ -47,6 +68,10 @@ default,outside,after it,nothing,goroutine profile,5,5,0,0,0,0
 		"| lost | missing, and wrong | shown | 10: 4 none, **2 wrong** |  |\n",
 		"| outside | after it | nothing | 5: 0 none, **1 wrong** |  |\n",
 		"| Span | 420 |\n",
+		"| default: thread slots, goroutine table, goroutine record and names | 1.56 | 1.59 | 1 | 320 |\n",
+		"| service | 1.29 | 1.04 [1.01 1.06] | 1.05 |\n",
+		"| collections | 1.50 | 1.05 | 1.00 |\n",
+		"| a collection | 376 µs |  | 70 µs |\n",
 	} {
 		assert.Contains(t, string(got), line)
 	}
@@ -71,17 +96,18 @@ BenchmarkService/gogc=100/processor=names-N  	 60	 999600 ns/op	 1.1 x-base	 401
 BenchmarkService/gogc=100/processor=names-N  	 60	 1199520 ns/op	 1.1 x-base	 40178 B/op	 0 gcs/kop
 BenchmarkService/gogc=100/processor=names-N  	 60	 1000000 ns/op	 1.2 x-base	 40178 B/op	 0 gcs/kop
 PASS
-`, "-N", suffix)), time.Date(2026, 11, 25, 1, 2, 3, 0, time.UTC)))
+`, "-N", suffix)), time.Date(2026, 11, 25, 1, 2, 3, 0, time.UTC), "Linux 6.18"))
 	comments, rows, _ := strings.Cut(written.String(), "gogc,")
 	assert.Contains(t, comments, "# date: 2026-11-25\n")
 	assert.Contains(t, comments, "Fast CPU")
-	assert.Contains(t, comments, "BenchmarkService -count 1\n")
+	assert.Contains(t, comments, fmt.Sprintf(", GOMAXPROCS=%d, Linux 6.18, go", runtime.GOMAXPROCS(0)))
+	assert.Contains(t, comments, "# by: go -C benchmarks test -bench BenchmarkService -benchtime 60x\n# noise: noop against itself: x-base from 1.00 to 1.00 in 1 comparisons\n")
 	assert.Equal(t, `processor,ns/op,x-base,B/op,gcs/kop
 100,noop,153 µs,1.00,38319,
 100,names,1.00 ms ± 10 %,1.10 ± 5 %,40178,0
 `, rows)
-	assert.Error(t, convert(io.Discard, strings.NewReader("FAIL\n"), time.Time{}))
+	assert.Error(t, convert(io.Discard, strings.NewReader("FAIL\n"), time.Time{}, ""))
 	const differing = "BenchmarkA/a=1 60 1 ns/op\nBenchmarkA/a=1/b=2 60 1 ns/op\n"
-	assert.EqualError(t, convert(io.Discard, strings.NewReader(differing), time.Time{}),
+	assert.EqualError(t, convert(io.Discard, strings.NewReader(differing), time.Time{}, ""),
 		"BenchmarkA/a=1: its keys differ from those of the other benchmarks")
 }
