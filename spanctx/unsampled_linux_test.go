@@ -254,3 +254,47 @@ func TestNoopTracerInUnsampledSpan(t *testing.T) {
 	})
 	s.assertNowhere(t)
 }
+
+// TestUnsampledContext checks that the context of an unsampled span has the values, the deadline and the cancellation of the
+// context passed to Start, for contexts of the standard library that are derived from it, too.
+func TestUnsampledContext(t *testing.T) {
+	s := serve(t).publishAll(t, sdktrace.NeverSample())
+	type key struct{}
+	apart(func() {
+		cause := errors.New("a cause")
+		outer, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, "value"))
+		parentContext, parent := s.start(outer)
+		between, stop := context.WithTimeout(parentContext, time.Hour)
+		ctx, child := s.start(between)
+		derived, stopDerived := context.WithCancel(ctx)
+		assert.Equal(t, "value", derived.Value(key{}))
+		assert.Same(t, child, trace.SpanFromContext(derived))
+		assert.Same(t, parent, trace.SpanFromContext(between))
+		want, _ := between.Deadline()
+		got, ok := ctx.Deadline()
+		assert.True(t, ok)
+		assert.Equal(t, want, got)
+		assert.NoError(t, derived.Err())
+		cancel(cause)
+		<-derived.Done()
+		assert.ErrorIs(t, derived.Err(), context.Canceled)
+		assert.Equal(t, cause, context.Cause(derived))
+		assert.ErrorIs(t, ctx.Err(), context.Canceled)
+		stopDerived()
+		stop()
+		child.End()
+		parent.End()
+	})
+	s.assertNowhere(t)
+}
+
+// TestUnsampledAllocations checks that publishing an unsampled span allocates two objects: the span with its context, and its
+// goroutine record.
+func TestUnsampledAllocations(t *testing.T) {
+	s := serve(t).publishAll(t, sdktrace.NeverSample())
+	tp := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.NeverSample()))
+	apart(func() {
+		const spans = 3
+		assert.LessOrEqual(t, allocations(s.tracer)-allocations(tp.Tracer("test")), spans*2.0)
+	})
+}
