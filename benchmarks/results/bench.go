@@ -101,8 +101,11 @@ func convert(w io.Writer, output io.Reader, now time.Time, kernel string) error 
 	return out.Error()
 }
 
+// The baselines of benchmarks: no span processor, and one that does nothing.
+const none, noop = "none", "noop"
+
 // baselines maps units that compare a processor with a baseline to that baseline.
-var baselines = map[string]string{"x-base": "noop", "more-ns": "none", "more-live-KiB": "none", "more-resident-KiB": "none"}
+var baselines = map[string]string{"x-base": noop, "more-ns": none, "more-live-KiB": none, "more-resident-KiB": none}
 
 // noise describes the results of baselines that were compared with themselves.
 func noise(keys []string, names [][]string, values map[string]map[string][]float64) (lines []string) {

@@ -219,7 +219,7 @@ func renderAll(w io.Writer, t *table) error {
 // find returns the row whose cells have these values, such as "gogc=100 processor=noop", or nil.
 func (t *table) find(values string) []string {
 	differs := func(row []string) bool {
-		for _, v := range strings.Fields(values) {
+		for v := range strings.FieldsSeq(values) {
 			if column, value, _ := strings.Cut(v, "="); t.cell(row, column) != value {
 				return true
 			}
@@ -259,7 +259,7 @@ func renderBefore(w io.Writer, t *table) error {
 
 // processors describes the processors of BenchmarkSpan.
 var processors = map[string]string{
-	"none": "no processor, so nothing is recorded", "noop": "a no-op processor", "publisher": "the resource only",
+	none: "no processor, so nothing is recorded", noop: "a no-op processor", "publisher": "the resource only",
 	"slots": "thread slots and the goroutine table", "slots1": "the same with layout 1", "gslots": "the goroutine table alone",
 	"record": "goroutine record and the goroutine table", "default": "thread slots, goroutine table, goroutine record and names",
 	"unnamed": "the default without names", "datadog-labels": "the default and the labels of dd-trace-go",
@@ -276,7 +276,7 @@ func renderSpans(w io.Writer, t *table) error {
 		for _, shape := range shapes {
 			cells = append(cells, t.cell(t.find("shape="+shape+" processor="+processor), "x-base"))
 		}
-		row, baseline := t.find("shape="+shapes[0]+" processor="+processor), t.find("shape="+shapes[0]+" processor=noop")
+		row, baseline := t.find("shape="+shapes[0]+" processor="+processor), t.find("shape="+shapes[0]+" processor="+noop)
 		for _, column := range []string{"allocs/op", "B/op"} {
 			more := ""
 			if t.cell(row, column) != "" {
