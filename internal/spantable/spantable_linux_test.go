@@ -309,23 +309,6 @@ func TestLeakedSpans(t *testing.T) {
 	assert.EqualValues(t, table.Used(), len(table.live())+len(table.takeFree(t)), "no cell is lost")
 }
 
-// No span is evicted while there is a free cell, also after each of many live spans has been replaced
-// several times.
-func TestManyLiveSpans(t *testing.T) {
-	table, evicted := newTable(t, true, nil)
-	var refs [Capacity - maxLocals]Ref
-	for n := range 3 * len(refs) {
-		r := &refs[n%len(refs)]
-		table.end(*r, false)
-		*r = table.start()
-	}
-	for _, r := range refs {
-		s := spanOf(r)
-		require.Equal(t, r, table.Find(s.Key))
-	}
-	assert.Empty(t, evicted.all(t))
-}
-
 // If every span is still published by the goroutine that started it, spans are evicted
 // nevertheless.
 func TestPublishedSpansAreEvicted(t *testing.T) {
