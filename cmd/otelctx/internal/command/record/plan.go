@@ -141,11 +141,14 @@ const (
 )
 
 // carriers contains the values that --carrier accepts.
-var carriers = map[string]sampler.Carrier{
-	"labels":           sampler.Labels,
-	"goroutine_record": sampler.GoroutineRecord,
-	"goroutine_table":  sampler.GoroutineTable,
-	"thread_slots":     sampler.ThreadSlots,
+var carriers = carriersByName(sampler.Labels, sampler.GoroutineRecord, sampler.GoroutineTable, sampler.ThreadSlots)
+
+func carriersByName(all ...sampler.Carrier) map[string]sampler.Carrier {
+	names := map[string]sampler.Carrier{}
+	for _, c := range all {
+		names[c.String()] = c
+	}
+	return names
 }
 
 // planSources decides what to record: CPU time, wall-clock time or both.

@@ -15,9 +15,3 @@ func TestSplitList(t *testing.T) {
 	assert.Empty(t, splitList([]string{"", ","}), "nothing is chosen by an empty value")
 	assert.Equal(t, []string{"a"}, splitList([]string{"a,"}))
 }
-
-func TestCarriers(t *testing.T) {
-	for name, carrier := range carriers {
-		assert.Equal(t, name, carrier.String())
-	}
-}
