@@ -21,7 +21,7 @@ const SameSignal = 300 * time.Millisecond
 // longer needs the context.
 func UntilInterrupted() (ctx context.Context, release func()) {
 	ctx, stop := signal.NotifyContext(context.Background(), Interrupts()...)
-	context.AfterFunc(ctx, func() {
+	forget := context.AfterFunc(ctx, func() {
 		time.Sleep(SameSignal)
 		second := make(chan os.Signal, 1)
 		signal.Notify(second, Interrupts()...)
@@ -29,7 +29,7 @@ func UntilInterrupted() (ctx context.Context, release func()) {
 		endBy(<-second)
 	})
 	return ctx, func() {
-		if ctx.Err() == nil {
+		if forget() { // otherwise, there was a first signal
 			stop()
 		}
 	}
