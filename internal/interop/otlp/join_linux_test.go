@@ -36,6 +36,7 @@ func TestMain(m *testing.M) {
 // service exports its spans to the endpoint in the first line from its parent, and works until it
 // receives another line.
 func service(parent *childproc.Parent) {
+	runtime.MemProfileRate = 4096 // for hundreds of samples in half a second
 	endpoint, _ := parent.Receive()
 	ctx := context.Background()
 	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(endpoint))

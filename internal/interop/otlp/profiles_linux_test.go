@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/pprofile"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -36,17 +38,21 @@ func recorder(t *testing.T, service *childproc.Child, c *collector, args ...stri
 // TestProfiles checks that the Collector receives, over each protocol, exactly the profile that otelctx
 // record also writes to a file, and that the Collector's code can read the file in both formats.
 func TestProfiles(t *testing.T) {
-	for _, test := range []struct{ protocol, compression, file string }{
-		{grpcProtobuf, "none", "a.otlp"},
-		{grpcProtobuf, "gzip", "a.json"},
-		{httpProtobuf, "none", "a.json"},
-		{httpProtobuf, "gzip", "a.otlp"},
+	for _, test := range []struct{ protocol, compression, file, kind string }{
+		{grpcProtobuf, "none", "a.otlp", "--freq=997"},
+		{grpcProtobuf, "gzip", "a.json", "--freq=997"},
+		{httpProtobuf, "none", "a.json", "--freq=997"},
+		{httpProtobuf, "gzip", "a.otlp", "--freq=997"},
+		{grpcProtobuf, "gzip", "a.otlp", "--alloc"},
 	} {
-		t.Run(test.protocol+"/"+test.compression, func(t *testing.T) {
+		t.Run(test.protocol+"/"+test.compression+"/"+test.kind, func(t *testing.T) {
+			if test.kind == "--alloc" {
+				needProbes(t)
+			}
 			c := startCollector(t, test.protocol)
 			service := startService(t, startCollector(t, grpcProtobuf))
 			path := filepath.Join(t.TempDir(), test.file)
-			record := recorder(t, service, c, "--duration", "500ms", "--freq", "997", "--output", path)
+			record := recorder(t, service, c, "--duration", "500ms", test.kind, "--output", path)
 			record.Env = append(os.Environ(), "OTEL_EXPORTER_OTLP_PROTOCOL="+test.protocol, "OTEL_EXPORTER_OTLP_COMPRESSION="+test.compression)
 			_, stderr, code := programs.Run(t, record)
 			require.Zero(t, code, stderr)
@@ -73,6 +79,20 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
+// needProbes skips the test if otelctx may not record allocations here.
+func needProbes(t *testing.T) {
+	t.Helper()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("allocations are recorded on amd64 only")
+	}
+	if _, err := os.Stat("/sys/bus/event_source/devices/uprobe"); err != nil {
+		t.Skip("probes in processes need CONFIG_UPROBE_EVENTS: ", err)
+	}
+	if !childproc.Capable(t, unix.CAP_SYS_ADMIN) {
+		t.Skip("probes in processes need CAP_SYS_ADMIN")
+	}
+}
+
 // encode converts profiles from the Collector's model to the protobuf message.
 func encode(t *testing.T, profiles pprofile.Profiles) *profilespb.ProfilesData {
 	t.Helper()
@@ -93,7 +113,9 @@ func requireNothingUnknown(t *testing.T, content []byte, model pprofile.Profiles
 	for _, data := range []*profilespb.ProfilesData{want, got} {
 		// The Collector's model encodes zero values differently and adds the resource's strings to the string
 		// table.
-		data.ResourceProfiles[0].Resource = nil
+		for _, r := range data.GetResourceProfiles() {
+			r.Resource = nil
+		}
 		d := data.GetDictionary()
 		d.LinkTable, d.AttributeTable, d.StringTable = d.GetLinkTable()[1:], d.GetAttributeTable()[1:], d.GetStringTable()[:strings]
 	}
