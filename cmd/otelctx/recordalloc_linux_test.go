@@ -88,20 +88,29 @@ func (a *allocator) run(t *testing.T) (l ledger) {
 	return l
 }
 
-// probed returns the byte in the process's memory at the place of the probe: a push, or a breakpoint.
-func probed(t *testing.T, pid int) byte {
+// probed returns the bytes in the process's memory at the places of the probes: each is a push, or a breakpoint.
+func probed(t *testing.T, pid int) (code []byte) {
 	t.Helper()
-	site, err := allocations.Find(pid)
+	sites, err := allocations.Find(pid, true)
 	require.NoError(t, err)
-	defer func() { assert.NoError(t, site.Close()) }()
+	defer func() { assert.NoError(t, sites.Close()) }()
+	for _, function := range []allocations.Function{allocations.Malloc, allocations.FreeSpecial, allocations.NextEpoch} {
+		code = append(code, codeAt(t, pid, sites.Offset[function]))
+	}
+	return code
+}
+
+// codeAt returns a byte of the process's code, by its offset in the executable.
+func codeAt(t *testing.T, pid int, offset uint64) byte {
+	t.Helper()
 	process, err := procfs.NewFS("/proc").Process(pid)
 	require.NoError(t, err)
 	defer func() { _ = process.Close() }()
 	for m, err := range process.Maps(func(name []byte) bool { return len(name) > 0 }) {
 		require.NoError(t, err)
-		if m.Perms.Exec && m.Offset <= site.Offset && site.Offset-m.Offset < m.End-m.Start {
+		if m.Perms.Exec && m.Offset <= offset && offset-m.Offset < m.End-m.Start {
 			var b [1]byte
-			_, err := remotemem.Of(pid).ReadAt(b[:], int64(m.Start+site.Offset-m.Offset))
+			_, err := remotemem.Of(pid).ReadAt(b[:], int64(m.Start+offset-m.Offset))
 			require.NoError(t, err)
 			return b[0]
 		}
@@ -112,8 +121,16 @@ func probed(t *testing.T, pid int) byte {
 
 const push, breakpoint = 0x55, 0xcc
 
+// unprobed is what probed returns for a process without probes.
+var unprobed = []byte{push, push, push}
+
 // awaitProbe waits until the recorder has set its first probe. Other tests may have probes in the same process.
 func awaitProbe(t *testing.T, r *running) {
+	t.Helper()
+	awaitProbes(t, r, 1)
+}
+
+func awaitProbes(t *testing.T, r *running, number int) {
 	t.Helper()
 	childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
 	require.Eventually(t, func() bool {
@@ -123,14 +140,15 @@ func awaitProbe(t *testing.T, r *running) {
 			return true // The recorder has exited, which makes the test fail later.
 		}
 		require.NoError(t, err)
+		found := 0
 		for _, one := range all {
 			fd, err := strconv.Atoi(one.Name())
 			require.NoError(t, err)
 			if target, _ := os.Readlink(fds + one.Name()); target == perfEvent && hasProgram(r.cmd.Process.Pid, fd) {
-				return true
+				found++
 			}
 		}
-		return false
+		return found >= number
 	}, testenv.Patience, tick)
 }
 
@@ -146,20 +164,33 @@ func hasProgram(pid, fd int) bool {
 	return err == 0 && query.program != 0
 }
 
+// leak makes the allocator serve requests that keep memory.
+func (a *allocator) leak(t *testing.T, requests int) (l ledger) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(a.Ask("leak %d", requests)), &l))
+	return l
+}
+
 // record records the allocations of a run.
 func (a *allocator) record(t *testing.T, args ...string) (ledger, report.AllocDocument) {
 	t.Helper()
 	r := start(t, append([]string{"record", "--alloc", "--json", "--top=0", "--duration=0", pidOf(a.Child)}, args...)...)
 	awaitProbe(t, r)
 	truth := a.run(t)
+	var d report.AllocDocument
+	decodeEnd(t, r, &d)
+	return truth, d
+}
+
+// decodeEnd ends a recording, and decodes its only document.
+func decodeEnd(t *testing.T, r *running, to any) {
+	t.Helper()
 	got := r.interrupt(t)
 	require.Zero(t, got.code, got.stderr)
 	assert.Empty(t, got.stderr)
-	var d report.AllocDocument
 	decoder := json.NewDecoder(strings.NewReader(got.stdout))
 	decoder.DisallowUnknownFields()
-	require.NoError(t, decoder.Decode(&d), got.stdout)
-	return truth, d
+	require.NoError(t, decoder.Decode(to), got.stdout)
 }
 
 // sampledRate is the runtime.MemProfileRate of the tests. It makes some 6,000 samples of a run, which all fit into the buffer
@@ -227,6 +258,128 @@ func assertAllocated(t *testing.T, p *pprof.Profile, d *report.AllocDocument) {
 	assert.InDelta(t, d.Allocated.Objects, objects, rounding)
 }
 
+// The rate and the number of requests make a recording of all samples and freed objects fit into the buffer, and the
+// standard error of each endpoint 2 % at most.
+const (
+	leakRate     = "4096"
+	leakRequests = 600
+)
+
+// liveProbes is the number of probes of record --alloc --live.
+const liveProbes = 3
+
+// assertLive checks what is in use against what endpoints have kept since before.
+func assertLive(t *testing.T, before, after ledger, live *report.LiveDocument) {
+	t.Helper()
+	require.NotNil(t, live)
+	assert.GreaterOrEqual(t, live.Collections, uint64(2))
+	assert.Zero(t, live.LostFrees+live.LeftOut)
+	found := map[string]report.AllocUse{}
+	for _, e := range live.Endpoints {
+		found[e.Endpoint] = e
+	}
+	const percent = 0.01
+	for endpoint, want := range after.Endpoints {
+		if endpoint != "cache" { // This one has replaced what it had before.
+			want -= before.Endpoints[endpoint]
+		}
+		got := found[endpoint]
+		assert.InDelta(t, want, got.Bytes, min(near*float64(got.ErrorBytes)+percent*want, 0.1*want), endpoint)
+	}
+	inSpans := 0.0
+	for endpoint := range after.Endpoints {
+		inSpans += float64(found[endpoint].Bytes)
+	}
+	assert.InEpsilon(t, inSpans, live.InSpans.Bytes, percent)
+}
+
+// TestRecordAllocLive checks leaks by endpoint. Neither objects from before the recording count, nor those that have been freed
+// or replaced.
+func TestRecordAllocLive(t *testing.T) {
+	t.Parallel()
+	needProbes(t)
+	for _, v := range []programs.Variant{programs.Stripped, programs.PIE, programs.Stripped.With("go1.25.0"), programs.Stripped.With(programs.NextGo)} {
+		t.Run(v.Name, func(t *testing.T) {
+			if v.Name != programs.Stripped.Name {
+				testenv.NeedAll(t)
+			}
+			a := startAllocator(t, buildAllocator(t, v), leakRate)
+			before := a.leak(t, leakRequests/2)
+			file := filepath.Join(t.TempDir(), "live.pb.gz")
+			r := start(t, "record", "--alloc", "--live", "--json", "--top=0", "--duration=0", pidOf(a.Child), "-o", file)
+			awaitProbes(t, r, liveProbes)
+			after := a.leak(t, leakRequests)
+			var d report.AllocDocument
+			decodeEnd(t, r, &d)
+			assert.InEpsilon(t, after.Total, d.Allocated.Bytes, 0.02)
+			assertLive(t, before, after, d.Live)
+
+			p := readPprof(t, file)
+			assert.Equal(t, "inuse_space", p.DefaultSampleType)
+			sums := map[string]float64{}
+			for _, s := range p.Sample {
+				for i, value := range s.Value {
+					sums[p.SampleType[i].Type] += float64(value)
+				}
+			}
+			rounding := float64(len(p.Sample))
+			for name, want := range map[string]uint64{
+				"inuse_space": d.Live.Total.Bytes, "inuse_objects": d.Live.Total.Objects, "alloc_space": d.Allocated.Bytes, "alloc_objects": d.Allocated.Objects,
+			} {
+				assert.InDelta(t, want, sums[name], rounding, name)
+			}
+		})
+	}
+}
+
+// TestRecordAllocLiveRepeat checks that objects stay live from one period to the next, and together with CPU time.
+func TestRecordAllocLiveRepeat(t *testing.T) {
+	t.Parallel()
+	needProbes(t)
+	a := startAllocator(t, buildAllocator(t, programs.Stripped), leakRate)
+	dir := t.TempDir()
+	r := start(t, "record", "--alloc", "--live", "--cpu", "--repeat", "--duration=100ms", "-o", filepath.Join(dir, "p.pb.gz"), "--json", "--top=0", pidOf(a.Child))
+	awaitProbes(t, r, liveProbes)
+	a.leak(t, leakRequests/2)
+	after := a.leak(t, leakRequests/2)
+	got := r.interrupt(t)
+	require.Zero(t, got.code, got.stderr)
+	documents, cpu := json.NewDecoder(strings.NewReader(got.stdout)), uint64(0)
+	var last bothDocument
+	for documents.More() {
+		last = bothDocument{}
+		require.NoError(t, documents.Decode(&last))
+		cpu += last.CPU.Samples
+	}
+	require.NotNil(t, last.Alloc)
+	assertLive(t, ledger{}, after, last.Alloc.Live)
+	assert.Positive(t, cpu)
+	files, err := filepath.Glob(filepath.Join(dir, "p-*.pb.gz"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	p := readPprof(t, files[len(files)-1])
+	types := []string{}
+	for _, s := range p.SampleType {
+		types = append(types, s.Type)
+	}
+	assert.Equal(t, []string{"samples", "cpu", "inuse_objects", "inuse_space", "alloc_objects", "alloc_space"}, types)
+}
+
+// TestRecordAllocLiveCommand checks that what a command had in use is reported after its end, and the tables.
+func TestRecordAllocLiveCommand(t *testing.T) {
+	t.Parallel()
+	needProbes(t)
+	cmd := exec.Command(executable(t), "record", "--alloc", "--live", "--", buildAllocator(t, programs.Stripped), leakRate)
+	cmd.Stdin = strings.NewReader(fmt.Sprintf("leak %d\n", leakRequests))
+	got := runCommand(t, cmd)
+	require.Zero(t, got.code, got.stderr)
+	for _, want := range []string{"Top endpoints by live bytes", "leaky", "graphs", "cache", "Top functions by live bytes", "main.leaky", "Collections"} {
+		assert.Contains(t, got.stderr, want)
+	}
+	_, tables, _ := strings.Cut(got.stderr, "Top endpoints")
+	assert.NotContains(t, tables, "tidy")
+}
+
 // TestRecordAllocCommand checks that a command is recorded from its start, though it has not published anything then.
 func TestRecordAllocCommand(t *testing.T) {
 	t.Parallel()
@@ -283,7 +436,7 @@ func TestRecordAllocTables(t *testing.T) {
 	require.Zero(t, got.code, got.stderr)
 	for _, want := range []string{
 		"Recorded the allocations of process " + pidOf(a.Child) + ", allocator for ",
-		"Top endpoints by allocated bytes", "Top span names by allocated bytes", "Top functions by the bytes that they allocate",
+		"Top endpoints by allocated bytes", "Top span names by allocated bytes", "Top functions by allocated bytes",
 		"64.0 MiB", "huge", "main.huge", "standard error of ALLOCATED",
 	} {
 		assert.Contains(t, got.stdout, want)
@@ -304,8 +457,9 @@ func TestRecordAllocRefuses(t *testing.T) {
 		"no rate":        {[]string{pidOf(startAllocator(t, exe).Child)}, `import _ "github.com/otelctx/otelctx/spanctx/allocs"`, exitOther},
 		"no publication": {[]string{pidOf(silent)}, "does not publish where its runtime.MemProfileRate is", exitOther},
 		"not Go":         {[]string{"--", "true"}, "no safe place for a probe: no table of Go functions", exitOK}, // that of the command
-		"CPU too":        {[]string{"--cpu", "1"}, "--alloc records nothing else", exitUsage},
-		"wall too":       {[]string{"--wall", "1"}, "--alloc records nothing else", exitUsage},
+		"kernel":         {[]string{"--kernel", "1"}, "--alloc cannot be used with --kernel or --freq", exitUsage},
+		"wall too":       {[]string{"--wall", "1"}, "--alloc cannot be used with --wall", exitUsage},
+		"folded":         {[]string{"--cpu", "-o", "x.folded", "1"}, "folded stacks would have two numbers each", exitUsage},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := otelctx(t, append([]string{"record", "--alloc"}, test.args...)...)
@@ -337,7 +491,7 @@ func TestRecordAllocKilled(t *testing.T) {
 	awaitProbe(t, r)
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGKILL))
 	_ = r.cmd.Wait()
-	require.Eventually(t, func() bool { return probed(t, a.PID()) == push }, testenv.Patience, tick)
+	require.Eventually(t, func() bool { return bytes.Equal(probed(t, a.PID()), unprobed) }, testenv.Patience, tick)
 	assert.Positive(t, a.run(t).Total)
 
 	r = start(t, "record", "--alloc", "--duration=0", "--json", pidOf(a.Child))
@@ -345,7 +499,7 @@ func TestRecordAllocKilled(t *testing.T) {
 	require.Equal(t, "ready", a.Ask("exec %s", exe))
 	assert.Positive(t, a.run(t).Total)
 	_ = r.interrupt(t)
-	require.Eventually(t, func() bool { return probed(t, a.PID()) == push }, testenv.Patience, tick)
+	require.Eventually(t, func() bool { return bytes.Equal(probed(t, a.PID()), unprobed) }, testenv.Patience, tick)
 	assert.Positive(t, a.run(t).Total)
 }
 
@@ -356,13 +510,14 @@ func TestRecordAllocChanged(t *testing.T) {
 	needProbes(t)
 	exe := buildAllocator(t, programs.Stripped)
 	a := startAllocator(t, exe, sampledRate)
-	site, err := allocations.Find(a.PID())
+	sites, err := allocations.Find(a.PID(), true)
 	require.NoError(t, err)
-	require.NoError(t, site.Close())
+	require.NoError(t, sites.Close())
 	content, err := os.ReadFile(exe)
 	require.NoError(t, err)
+	offset := sites.Offset[allocations.Malloc]
 	// MOVQ SP, BP after the push has two encodings.
-	require.Equal(t, []byte{push, 0x48, 0x89, 0xe5}, content[site.Offset:][:4])
+	require.Equal(t, []byte{push, 0x48, 0x89, 0xe5}, content[offset:][:4])
 
 	const function = "\x00runtime.mProf_Malloc\x00"
 	require.Equal(t, 1, bytes.Count(content, []byte(function)))
@@ -371,7 +526,7 @@ func TestRecordAllocChanged(t *testing.T) {
 		changed []byte
 		want    string
 	}{
-		"file":          {int(site.Offset), []byte{push, 0x48, 0x8b, 0xec}, "the code of runtime.mProf_Malloc begins in an unknown way"},
+		"file":          {int(offset), []byte{push, 0x48, 0x8b, 0xec}, "the code of runtime.mProf_Malloc begins in an unknown way"},
 		"no function":   {bytes.Index(content, []byte(function)), []byte("\x00runtime.mProf_Mallok\x00"), "the table of Go functions does not have it"},
 		"two functions": {otherFunction(content), []byte(function), "the table of Go functions has it twice"},
 	} {
@@ -387,7 +542,7 @@ func TestRecordAllocChanged(t *testing.T) {
 	}
 	t.Run("memory", func(t *testing.T) {
 		b := startAllocator(t, exe, sampledRate)
-		b.patch(t, site.Offset+2, 0x8b, 0xec)
+		b.patch(t, offset+2, 0x8b, 0xec)
 		got := otelctx(t, "record", "--alloc", pidOf(b.Child))
 		assert.Contains(t, got.stderr, "the code in memory is")
 		assert.Positive(t, b.run(t).Total)
@@ -396,22 +551,45 @@ func TestRecordAllocChanged(t *testing.T) {
 		b := startAllocator(t, exe, sampledRate)
 		b.Stop() // since it would not survive these instructions
 		// CMPQ, JBE, PUSHQ and MOVQ: only at PUSHQ, another tracer's breakpoint is one that the kernel shares.
-		first := int64(site.Offset) - int64(bytes.LastIndex(content[:site.Offset], []byte{0x49, 0x3b, 0x66, 0x10}))
-		for offset := -first; offset < 4; offset++ {
-			place := uint64(int64(site.Offset) + offset)
+		first := int64(offset) - int64(bytes.LastIndex(content[:offset], []byte{0x49, 0x3b, 0x66, 0x10}))
+		for distance := -first; distance < 4; distance++ {
+			place := uint64(int64(offset) + distance)
 			b.patch(t, place, breakpoint)
-			found, err := allocations.Find(b.PID())
-			if offset == 0 {
+			found, err := allocations.Find(b.PID(), false)
+			if distance == 0 {
 				require.NoError(t, err)
 				require.NoError(t, found.Close())
 			} else {
-				require.ErrorIs(t, err, allocations.ErrUnsafe, offset)
+				require.ErrorIs(t, err, allocations.ErrUnsafe, distance)
 			}
 			b.patch(t, place, content[place])
 		}
 		b.Continue()
 		assert.Positive(t, b.run(t).Total)
 	})
+	for _, function := range []allocations.Function{allocations.FreeSpecial, allocations.NextEpoch} {
+		place := sites.Offset[function]
+		// MOVQ SP, BP after the push has two encodings.
+		known, other := []byte{push, 0x48, 0x89, 0xe5}, []byte{push, 0x48, 0x8b, 0xec}
+		require.Equal(t, known, content[place:][:4])
+		t.Run("file/"+string(function), func(t *testing.T) {
+			changed := bytes.Clone(content)
+			copy(changed[place:], other)
+			path := filepath.Join(programs.Dir(t), "allocator")
+			programs.Write(t, path, changed)
+			b := startAllocator(t, path, sampledRate)
+			got := otelctx(t, "record", "--alloc", "--live", pidOf(b.Child))
+			assert.Contains(t, got.stderr, "the code of "+string(function)+" begins in an unknown way")
+			assert.Positive(t, b.run(t).Total)
+		})
+		t.Run("memory/"+string(function), func(t *testing.T) {
+			b := startAllocator(t, exe, sampledRate)
+			b.patch(t, place, other...)
+			got := otelctx(t, "record", "--alloc", "--live", pidOf(b.Child))
+			assert.Contains(t, got.stderr, "the code in memory is")
+			assert.Positive(t, b.run(t).Total)
+		})
+	}
 	t.Run("replaced", func(t *testing.T) {
 		path := filepath.Join(programs.Dir(t), "allocator")
 		require.NoError(t, os.Link(exe, path))

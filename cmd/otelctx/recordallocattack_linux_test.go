@@ -378,7 +378,7 @@ func TestRecordAllocKilledAt(t *testing.T) {
 			a := attack(t, func(a *attacked, call childproc.Call) bool { return phase != nil && phase(a, call) })
 			if name == "while recording" || name == "while the probe is removed" {
 				awaitProbe(t, a.running)
-				assert.Equal(t, byte(breakpoint), probed(t, a.PID()))
+				assert.Equal(t, byte(breakpoint), probed(t, a.PID())[0])
 				a.order(t, "run")
 			}
 			if name == "while the probe is removed" {

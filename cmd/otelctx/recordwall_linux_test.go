@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -117,8 +118,8 @@ func TestRecordWallIsTrue(t *testing.T) {
 			childproc.First(func() { r = start(t, append(args, "-d", duration, p.pid)...) })
 			run := r.wait(t)
 			require.Zero(t, run.code, run.stderr)
-			var both bothDocument
-			d := &both.Wall
+			d := new(report.WallDocument)
+			both := bothDocument{Wall: d}
 			if c.cpu {
 				require.NoError(t, json.Unmarshal([]byte(run.stdout), &both))
 			} else {

@@ -14,8 +14,9 @@
 //
 //   - "run" serves requests to each endpoint and answers {"endpoints": {NAME: BYTES}, "total": BYTES}. total is what the
 //     runtime counted meanwhile.
-//   - "leak COUNT" serves COUNT requests to the endpoint leaky and as many to tidy, which allocate as much, but leaky
-//     keeps it. The answer is {"endpoints": {NAME: BYTES THAT ARE KEPT}, "total": BYTES}.
+//   - "leak COUNT" serves COUNT requests to each of the endpoints that keep what they allocate, in different ways, and to
+//     tidy, which keeps nothing. Then two collections run. The answer is {"endpoints": {NAME: BYTES}, "total": BYTES}, with the
+//     bytes that each endpoint keeps since the start of the program.
 //   - "exec PATH" executes another program.
 //
 // All allocations of an endpoint are made by a function of the same name.
@@ -48,8 +49,24 @@ const mebibyte = 1 << 20
 // sink keeps the compiler from allocating on the stack.
 var sink any //nolint:unused // nobody reads it
 
-// kept holds what the endpoint leaky has allocated.
-var kept [][]byte
+// These hold what endpoints keep.
+var (
+	kept      = make([][]byte, 0, maxKept)
+	graphs    = make([]*graph, 0, maxKept)
+	cached    [200]*block // the last ones
+	numCached int
+	revived   = make([]*block, 0, maxKept)
+	// revivals waits for finalizers.
+	revivals sync.WaitGroup
+)
+
+// maxKept is the number of objects that are kept without allocating more than them.
+const maxKept = 1 << 16
+
+type block [16 << 10]byte
+
+// graph is a type of 1144 bytes, to which the runtime adds a header, for its size class of 1152 bytes.
+type graph [143]*int
 
 // The sizes below are size classes of the runtime, so that nothing is rounded.
 
@@ -128,10 +145,40 @@ func outside(bytes int) {
 }
 
 //go:noinline
-func leaky(bytes int) { kept = append(kept, make([]byte, bytes)) }
+func leaky() { kept = append(kept, make([]byte, len(block{}))) }
+
+// graphs keeps objects that the garbage collector scans.
+//
+//go:noinline
+func keepGraphs() {
+	for range graphsPerRequest {
+		graphs = append(graphs, new(graph))
+	}
+}
 
 //go:noinline
-func tidy(bytes int) { sink = make([]byte, bytes) }
+func tidy() {
+	sink = new(block)
+	sink = new(graph)
+	sink = nil
+}
+
+//go:noinline
+func cache() {
+	cached[numCached%len(cached)] = new(block)
+	numCached++
+}
+
+// revive allocates an object that its finalizer keeps.
+//
+//go:noinline
+func revive() {
+	revivals.Add(1)
+	runtime.SetFinalizer(new(block), func(b *block) {
+		revived = append(revived, b)
+		revivals.Done()
+	})
+}
 
 // endpoint is what a request does. bytes are those of all its requests.
 type endpoint struct {
@@ -176,21 +223,28 @@ func (s *service) run() answer {
 	return a
 }
 
+// graphsPerRequest is the number of objects that keepGraphs allocates.
+const graphsPerRequest = 14
+
 func (s *service) leak(count int) answer {
-	const bytes = 16 << 10
 	before := allocated()
 	for range count {
-		for _, e := range []endpoint{{"leaky", leaky, bytes}, {"tidy", tidy, bytes}} {
-			_, span := s.tracer.Start(context.Background(), e.name)
-			e.serve(e.bytes)
+		for name, serve := range map[string]func(){"leaky": leaky, "graphs": keepGraphs, "tidy": tidy, "cache": cache, "revived": revive} {
+			_, span := s.tracer.Start(context.Background(), name)
+			serve()
 			span.End()
 		}
 	}
-	sink = nil
-	// Objects are freed by the sweep, which a second collection completes.
+	runtime.GC()
+	revivals.Wait()
+	// Objects are freed by the sweep, which the next collection completes.
 	runtime.GC()
 	runtime.GC()
-	return answer{map[string]int{"leaky": len(kept) * bytes}, allocated() - before}
+	const sizeClass = 1152
+	return answer{map[string]int{
+		"leaky": len(kept) * len(block{}), "graphs": len(graphs) * sizeClass, "tidy": 0,
+		"cache": min(numCached, len(cached)) * len(block{}), "revived": len(revived) * len(block{}),
+	}, allocated() - before}
 }
 
 // allocated returns the number of bytes that the runtime has allocated so far. A collection makes it exact.

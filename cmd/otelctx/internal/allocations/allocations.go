@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package allocations finds the place in a Go process at which its runtime samples an allocation, and proves that a
-// probe there is safe.
+// Package allocations finds the places in a Go process at which its runtime samples an allocation and frees a sampled
+// object, and proves that probes there are safe.
 //
 // A probe replaces a byte of the program's code by a breakpoint. At a wrong place it kills the process. So [Find] accepts
 // only code of which every byte is known, and says why it refuses any other.
@@ -20,19 +20,61 @@ import (
 // ErrUnsafe is wrapped by errors of [Find] for processes in which no place for a probe is proven to be safe.
 var ErrUnsafe = errors.New("no safe place for a probe")
 
-// Site is the place of a probe: an offset in the file of a program.
-type Site struct {
-	// File is a handle (O_PATH) of the file, which [Site.Close] closes.
-	File   *os.File
-	Offset uint64
+// Sites are the places of probes in the file of a program.
+type Sites struct {
+	// File is a handle (O_PATH) of the file, which [Sites.Close] closes.
+	File *os.File
+	// Offset is the offset in the file for each function.
+	Offset map[Function]uint64
 }
 
 // Close closes the file.
-func (s *Site) Close() error { return s.File.Close() }
+func (s *Sites) Close() error { return s.File.Close() }
 
-// function is what the runtime calls for each allocation that it samples:
-// mProf_Malloc(mp *m, p unsafe.Pointer, size uintptr). Its arguments are in RAX, RBX and RCX.
-const function = "runtime.mProf_Malloc"
+// Function is a function of the Go runtime.
+type Function string
+
+const (
+	// Malloc is called for each allocation that the runtime samples: mProf_Malloc(mp *m, p unsafe.Pointer, size uintptr).
+	// Its arguments are in RAX, RBX and RCX.
+	Malloc Function = "runtime.mProf_Malloc"
+	// FreeSpecial is called for each special record of an object that is freed: freeSpecial(s *special, p unsafe.Pointer, size
+	// uintptr). If s is the record of a sample, p is the address that Malloc was called with.
+	FreeSpecial Function = "runtime.freeSpecial"
+	// NextEpoch is called once for each collection, between the sweep of the previous one and its own marking, while the
+	// world is stopped. It has no arguments.
+	NextEpoch Function = "runtime.nextMarkBitArenaEpoch"
+	// setSpecial makes the special record of a sample.
+	setSpecial Function = "runtime.setprofilebucket"
+)
+
+// functions returns where to set probes.
+func functions(live bool) []Function {
+	if live {
+		return []Function{Malloc, FreeSpecial, NextEpoch}
+	}
+	return []Function{Malloc}
+}
+
+// checkSpecial checks that the code of [setSpecial] marks the record as the BPF program expects it: by MOVB $4, 16(register).
+// A different place or mark would only make the numbers wrong.
+func checkSpecial(code []byte) error {
+	const (
+		opcode, offset, kind = 0xc6, 16, 4
+		operand, register    = 0x40, 7 // the register is in the lowest three bits
+		sib                  = 4       // not a register
+	)
+	found := 0
+	for i := 0; i+3 < len(code); i++ {
+		if code[i] == opcode && code[i+1]&^register == operand && code[i+1]&register != sib && code[i+2] == offset && code[i+3] == kind {
+			found++
+		}
+	}
+	if found != 1 {
+		return fmt.Errorf("%w: it is not known how %s marks a sampled object", ErrUnsafe, setSpecial)
+	}
+	return nil
+}
 
 // These are the instructions at the start of a function in programs for amd64. The first two leave the function for
 // more stack, after which it starts again. So a probe at the third, unlike one at the first, is reached once for each
@@ -48,7 +90,7 @@ var (
 
 // firstPush returns the offset of the first push in the code of a function, and the length of the instructions up to
 // and including the one after it.
-func firstPush(machine elf.Machine, code []byte) (push, end int, err error) {
+func firstPush(function Function, machine elf.Machine, code []byte) (push, end int, err error) {
 	if machine != elf.EM_X86_64 {
 		return 0, 0, fmt.Errorf("%w: only the code for amd64 is known, and the program is for %v", ErrUnsafe, machine)
 	}

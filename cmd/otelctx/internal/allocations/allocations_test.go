@@ -4,6 +4,7 @@
 package allocations
 
 import (
+	"bytes"
 	"debug/elf"
 	"math"
 	"math/rand/v2"
@@ -17,15 +18,15 @@ import (
 func TestFirstPush(t *testing.T) {
 	short := []byte{0x49, 0x3b, 0x66, 0x10, 0x76, 0x5b, 0x55, 0x48, 0x89, 0xe5, 0x48}
 	long := []byte{0x49, 0x3b, 0x66, 0x10, 0x0f, 0x86, 0xa4, 0x01, 0x00, 0x00, 0x55, 0x48, 0x89, 0xe5, 0x48}
-	push, end, err := firstPush(elf.EM_X86_64, short)
+	push, end, err := firstPush(Malloc, elf.EM_X86_64, short)
 	require.NoError(t, err)
 	assert.Equal(t, []int{6, 10}, []int{push, end})
-	push, end, err = firstPush(elf.EM_X86_64, long)
+	push, end, err = firstPush(Malloc, elf.EM_X86_64, long)
 	require.NoError(t, err)
 	assert.Equal(t, []int{10, 14}, []int{push, end})
 	for _, code := range [][]byte{short, long} {
 		for n := range len(code) - 1 {
-			_, _, err := firstPush(elf.EM_X86_64, code[:n])
+			_, _, err := firstPush(Malloc, elf.EM_X86_64, code[:n])
 			require.ErrorIs(t, err, ErrUnsafe, n)
 		}
 		for i := range len(code) - 1 {
@@ -34,12 +35,29 @@ func TestFirstPush(t *testing.T) {
 			}
 			changed := append([]byte{}, code...)
 			changed[i] ^= 1
-			_, _, err := firstPush(elf.EM_X86_64, changed)
+			_, _, err := firstPush(Malloc, elf.EM_X86_64, changed)
 			require.ErrorIs(t, err, ErrUnsafe, "%x", changed)
 		}
 	}
-	_, _, err = firstPush(elf.EM_AARCH64, short)
+	_, _, err = firstPush(Malloc, elf.EM_AARCH64, short)
 	require.ErrorContains(t, err, "only the code for amd64 is known")
+}
+
+// TestCheckSpecial checks the code of Go 1.25 to 1.27 as objdump shows it, and that other code is refused.
+func TestCheckSpecial(t *testing.T) {
+	mark := []byte{0xc6, 0x43, 0x10, 0x04} // MOVB $0x4, 0x10(BX)
+	code := func(parts ...[]byte) []byte {
+		return bytes.Join(append([][]byte{{0x49, 0x3b}}, parts...), []byte{0x90})
+	}
+	require.NoError(t, checkSpecial(code(mark, []byte{0x48})))
+	require.ErrorIs(t, checkSpecial(code(mark, mark)), ErrUnsafe)
+	for n := range mark {
+		require.ErrorIs(t, checkSpecial(code(mark[:n])), ErrUnsafe)
+		changed := bytes.Clone(mark)
+		changed[n] ^= 8
+		require.ErrorIs(t, checkSpecial(code(changed)), ErrUnsafe, "%x", changed)
+	}
+	require.ErrorIs(t, checkSpecial(code([]byte{0xc6, 0x44, 0x10, 0x04})), ErrUnsafe, "another way to address memory")
 }
 
 func TestSameCode(t *testing.T) {

@@ -16,14 +16,15 @@ import (
 	"github.com/otelctx/otelctx/internal/remotemem"
 )
 
-// Find finds the place for a probe in the program that a process runs. The process may be hostile, so Find may block on
-// it. The error wraps [ErrUnsafe], or is that of reading the process.
+// Find finds the places for probes in the program that a process runs: those at which an allocation is sampled and, if live
+// is set, those at which sampled objects are freed. The process may be hostile, so Find may block on it. The error wraps
+// [ErrUnsafe], or is that of reading the process.
 //
-// The place is safe if all of this holds: The program's table of Go functions names one function [function], and its
+// A place is safe if all of this holds: The program's table of Go functions names exactly one function so, and its
 // code begins with known instructions. The process has mapped this code as executable and not as writable, from the very
 // file that was read, which the kernel itself hands out for the mapping. And the code in the memory is that of the
 // file, except for the breakpoint of another tracer.
-func Find(pid int) (_ *Site, err error) {
+func Find(pid int, live bool) (_ *Sites, err error) {
 	// A handle opens no file that a hostile process put here, and always leads to this file.
 	handle, err := os.OpenFile(fmt.Sprintf("/proc/%d/exe", pid), unix.O_PATH, 0)
 	if err != nil {
@@ -43,18 +44,31 @@ func Find(pid int) (_ *Site, err error) {
 		return nil, err
 	}
 	defer func() { _ = file.Close() }()
-	f, err := elffile.FindFunction(file, function)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnsafe, err)
+	sites := &Sites{handle, map[Function]uint64{}}
+	for _, function := range functions(live) {
+		f, err := elffile.FindFunction(file, string(function))
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrUnsafe, err)
+		}
+		push, end, err := firstPush(function, f.Machine, f.Code)
+		if err != nil {
+			return nil, err
+		}
+		if err := checkMapped(pid, executable, f.Offset, f.Code[:end], push); err != nil {
+			return nil, err
+		}
+		sites.Offset[function] = f.Offset + uint64(push)
 	}
-	push, end, err := firstPush(f.Machine, f.Code)
-	if err != nil {
-		return nil, err
+	if live {
+		f, err := elffile.FindFunction(file, string(setSpecial))
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrUnsafe, err)
+		}
+		if err := checkSpecial(f.Code); err != nil {
+			return nil, err
+		}
 	}
-	if err := checkMapped(pid, executable, f.Offset, f.Code[:end], push); err != nil {
-		return nil, err
-	}
-	return &Site{handle, f.Offset + uint64(push)}, nil
+	return sites, nil
 }
 
 // identity identifies a file.

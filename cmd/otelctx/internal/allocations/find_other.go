@@ -12,6 +12,6 @@ import (
 )
 
 // Find returns an error that wraps [errors.ErrUnsupported].
-func Find(int) (*Site, error) {
+func Find(int, bool) (*Sites, error) {
 	return nil, fmt.Errorf("allocations on %s: %w", runtime.GOOS, errors.ErrUnsupported)
 }

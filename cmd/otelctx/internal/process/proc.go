@@ -25,18 +25,18 @@ func (p Proc) AfterApply() error {
 	return procfs.UseHost(string(p))
 }
 
-// errForeign means that CPU time cannot be recorded with --proc.
+// errForeign means that CPU time and allocations cannot be recorded with --proc.
 var errForeign = fmt.Errorf("the proc file system of --proc %w, and the kernel lists only the processes of otelctx's own for BPF programs: "+
 	"record wall-clock time (--wall), or run otelctx in that PID namespace (docker run --pid=host, or hostPID in Kubernetes)", procfs.ErrNamespace)
 
-// CheckNamespace returns an error if processes cannot be recorded, because /proc is that of another PID namespace or, for CPU
-// time, because that of --proc is. The sampler reports ids of this PID namespace, and everything else about processes comes
+// CheckNamespace returns an error if processes cannot be recorded, because /proc is that of another PID namespace or, for
+// samples of CPU time or allocations, because that of --proc is. The sampler reports ids of this PID namespace, and everything else about processes comes
 // from the file system.
-func CheckNamespace(cpu bool) error {
+func CheckNamespace(sampled bool) error {
 	if err := procfs.Host().CheckNamespace(); errors.Is(err, procfs.ErrNamespace) {
 		return err
 	}
-	if cpu && procfs.Host().Foreign() {
+	if sampled && procfs.Host().Foreign() {
 		return errForeign
 	}
 	return nil

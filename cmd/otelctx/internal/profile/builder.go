@@ -28,24 +28,27 @@ const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 // profile of CPU time, a sample has timestamps, each of which stands for one period of CPU time. The sample
 // has no explicit value, which means that its value is the number of timestamps. The OpenTelemetry eBPF profiler does the
 // same, so backends understand it. In a profile of wall-clock time, the value of a sample is a duration, and in
-// profiles of allocations it is a number of objects or of bytes. These have no timestamps. Allocations make two profiles
-// with the same samples: first that of the objects, then that of the bytes. They are named as in Go's heap profiles.
+// profiles of allocations, or of memory in use, it is a number of objects or of bytes. These have no timestamps. They come in
+// pairs with the same samples: first the profile of the objects, then that of the bytes. They are named as in Go's heap
+// profiles.
 const (
 	TypeCPU          = "cpu"
 	TypeSamples      = "samples"
 	TypeWall         = "wall"
 	TypeAllocObjects = "alloc_objects"
 	TypeAllocSpace   = "alloc_space"
+	TypeInuseObjects = "inuse_objects"
+	TypeInuseSpace   = "inuse_space"
 	TypeSpace        = "space"
 	UnitCount        = "count"
 	UnitNanoseconds  = "nanoseconds"
 	UnitBytes        = "bytes"
 )
 
-// KindOf returns what a profile measures: TypeCPU, TypeWall, TypeAllocObjects or TypeAllocSpace.
+// KindOf returns what a profile measures: TypeCPU, TypeWall, or one of the types of allocations and of memory in use.
 func KindOf(d *profilespb.ProfilesDictionary, p *profilespb.Profile) string {
 	switch kind := d.GetStringTable()[p.GetSampleType().GetTypeStrindex()]; kind {
-	case TypeWall, TypeAllocObjects, TypeAllocSpace:
+	case TypeWall, TypeAllocObjects, TypeAllocSpace, TypeInuseObjects, TypeInuseSpace:
 		return kind
 	default:
 		return TypeCPU
@@ -67,8 +70,9 @@ type Options struct {
 	Version string
 	// Wall selects profiles of wall-clock time. Samples must then be added with [Builder.AddTime] only.
 	Wall bool
-	// Allocations selects profiles of allocations. Samples must then be added with [Builder.AddAllocated] only.
-	Allocations bool
+	// Allocations selects profiles of allocations, and Live profiles of memory in use. Samples must then be added with
+	// [Builder.AddAllocated] only.
+	Allocations, Live bool
 }
 
 // Resource is the resource of a profile. Resources with the same attributes, schema URL and number of
@@ -131,7 +135,7 @@ type combined struct {
 	sampleKey
 	times          []uint64
 	value          int64   // nanoseconds of wall-clock time
-	objects, bytes float64 // allocated
+	objects, bytes float64 // allocated, or in use
 }
 
 // New returns a builder without samples. A frequency below 1 counts as 1.
@@ -171,8 +175,8 @@ func (b *Builder) AddTime(resource Resource, stack []*symbols.Location, traceID 
 	b.combined(resource, stack, traceID, spanID, attributes, int64(d)).value += int64(d)
 }
 
-// AddAllocated is like [Builder.Add], but adds allocated objects and their bytes, which must not be negative. The builder
-// must have [Options.Allocations] set.
+// AddAllocated is like [Builder.Add], but adds objects and their bytes, which must not be negative. The builder must have
+// [Options.Allocations] or [Options.Live] set.
 func (b *Builder) AddAllocated(resource Resource, stack []*symbols.Location, traceID [16]byte, spanID [8]byte,
 	attributes []*commonpb.KeyValue, objects, bytes float64,
 ) {
@@ -209,6 +213,9 @@ func (b *Builder) combined(resource Resource, stack []*symbols.Location, traceID
 	return c
 }
 
+// Empty reports whether no samples have been added.
+func (b *Builder) Empty() bool { return len(b.resources) == 0 }
+
 // Dropped returns how many sample attributes were dropped because profiles cannot represent them. It does not count
 // attributes that were left out for lack of room. Each call of Add or AddTime counts its attributes once, even if it
 // adds several samples.
@@ -220,10 +227,10 @@ func newProfileID() []byte {
 	return id
 }
 
-// Data returns a profile for each resource, or two profiles of allocations, with all samples added so far. The resource with the most samples or
-// wall-clock time comes first, and samples are in the order of their first occurrence. end is the end of the recording. If
-// clocks differ, a sample may precede the start or follow the end; the range of the profile then includes its
-// time as well. Samples added later do not change the returned data. The messages in the dictionary are shared
+// Data returns a profile for each resource, or two of allocations or memory in use, with all samples added so far. The
+// resource with the most samples, wall-clock time or bytes comes first, and samples are in the order of their first
+// occurrence. end is the end of the recording. If clocks differ, a sample may precede the start or follow the end; the range
+// of the profile then includes its time as well. Samples added later do not change the returned data. The messages in the dictionary are shared
 // between calls and must not be changed.
 func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 	start, limit := b.options.Start.UnixNano(), end.UnixNano()
@@ -278,13 +285,18 @@ type kind struct {
 // kinds returns what the profiles of each resource measure.
 func (b *Builder) kinds() []kind {
 	d := b.dictionary
-	switch {
-	case b.options.Allocations:
+	memory := func(objects, bytes string) []kind {
 		space := d.valueType(TypeSpace, UnitBytes)
 		return []kind{
-			{d.valueType(TypeAllocObjects, UnitCount), space, 1, func(c *combined) int64 { return int64(math.Round(c.objects)) }},
-			{d.valueType(TypeAllocSpace, UnitBytes), space, 1, func(c *combined) int64 { return int64(math.Round(c.bytes)) }},
+			{d.valueType(objects, UnitCount), space, 1, func(c *combined) int64 { return int64(math.Round(c.objects)) }},
+			{d.valueType(bytes, UnitBytes), space, 1, func(c *combined) int64 { return int64(math.Round(c.bytes)) }},
 		}
+	}
+	switch {
+	case b.options.Allocations:
+		return memory(TypeAllocObjects, TypeAllocSpace)
+	case b.options.Live:
+		return memory(TypeInuseObjects, TypeInuseSpace)
 	case b.options.Wall:
 		wall := d.valueType(TypeWall, UnitNanoseconds)
 		return []kind{{wall, wall, b.period, func(c *combined) int64 { return c.value }}}

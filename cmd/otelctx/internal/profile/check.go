@@ -424,6 +424,8 @@ var valueTypes = map[string][4]string{
 	TypeWall:         {TypeWall, UnitNanoseconds, TypeWall, UnitNanoseconds},
 	TypeAllocObjects: {TypeAllocObjects, UnitCount, TypeSpace, UnitBytes},
 	TypeAllocSpace:   {TypeAllocSpace, UnitBytes, TypeSpace, UnitBytes},
+	TypeInuseObjects: {TypeInuseObjects, UnitCount, TypeSpace, UnitBytes},
+	TypeInuseSpace:   {TypeInuseSpace, UnitBytes, TypeSpace, UnitBytes},
 }
 
 // profile checks a profile, and returns what it measures: see [KindOf].

@@ -45,11 +45,11 @@ func split(data *profilespb.ProfilesData, limit int, yield func(*profilespb.Prof
 	return true
 }
 
-// Samples returns the number of samples in data, which a [Builder] must have made. Those of allocations are counted
-// once, although two profiles have them.
+// Samples returns the number of samples in data, which a [Builder] must have made. Those of allocations and of memory in
+// use are counted once, although two profiles have them.
 func Samples(data *profilespb.ProfilesData) (n uint64) {
 	for _, p := range Each(data) {
-		if KindOf(data.GetDictionary(), p) == TypeAllocObjects {
+		if kind := KindOf(data.GetDictionary(), p); kind == TypeAllocObjects || kind == TypeInuseObjects {
 			continue
 		}
 		for _, s := range p.GetSamples() {

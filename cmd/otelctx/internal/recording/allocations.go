@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/allocations"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 	"github.com/otelctx/otelctx/internal/remotemem"
@@ -39,11 +40,28 @@ type Allocated struct {
 	tally.Rows[allocations.Amount]
 }
 
-// findSite finds the place for the probe in a program and reads the rate, if the program publishes already.
-func (s *scanner) findSite(t *target) error {
-	site, err := allocations.Find(t.image.PID)
+// Live is what the programs of a recording have in use: the objects that were allocated during the whole recording, before
+// the last completed collection of their program began, and were not freed before the end of the period or of the program.
+type Live struct {
+	// Total is the amount of all objects, and Attributed that of objects allocated in spans.
+	Total, Attributed allocations.Amount
+	// Collections is the number of collections that the programs have completed since the start of the recording. Before the
+	// first, nothing is known to be in use.
+	Collections uint64
+	// LostFrees counts sampled objects that were freed without notice during the period. They count as being in use if they
+	// were allocated during the recording.
+	LostFrees uint64
+	// LeftOut counts objects that were not followed because there was no room.
+	LeftOut uint64
+	// Rows add up the objects. Attributes is nil without Config.Attributes.
+	tally.Rows[allocations.Amount]
+}
+
+// findSites finds the places for the probes in a program and reads the rate, if the program publishes already.
+func (s *scanner) findSites(t *target) error {
+	sites, err := allocations.Find(t.image.PID, s.config.Sampler.Live)
 	if err == nil {
-		t.site = site
+		t.sites = sites
 		err = t.readRate(t.published.Load().layout)
 	}
 	if err == nil || errors.Is(err, reader.ErrNotPermitted) {
@@ -57,15 +75,24 @@ func (s *scanner) findSite(t *target) error {
 	return err
 }
 
-// probe makes the kernel sample the allocations of a program. It does nothing if no place for a probe is known, or
+// probe makes the kernel sample the allocations of a program. It does nothing if no places for probes are known, or
 // unless allocations are sampled.
 func (s *scanner) probe(t *target) error {
-	if t.site == nil {
+	if t.sites == nil {
 		return nil
 	}
-	err := s.sampler.Probe(t.image, t.site.File, t.site.Offset)
-	_ = t.site.Close() // The kernel holds the file.
-	t.site = nil
+	var err error
+	// Allocations come last, so that no freed object is missed.
+	for _, p := range []struct {
+		event    sampler.Event
+		function allocations.Function
+	}{{sampler.Swept, allocations.NextEpoch}, {sampler.Freed, allocations.FreeSpecial}, {sampler.Allocation, allocations.Malloc}} {
+		if offset, ok := t.sites.Offset[p.function]; ok && err == nil {
+			err = s.sampler.Probe(t.image, p.event, t.sites.File, offset)
+		}
+	}
+	_ = t.sites.Close() // The kernel holds the file.
+	t.sites = nil
 	return err
 }
 

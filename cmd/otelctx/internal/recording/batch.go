@@ -41,6 +41,9 @@ type batch struct {
 	goroutines bool
 	// lost counts dropped samples.
 	lost uint64
+	// live receives what is in use at the end of the batch. It is nil unless the batch is the last of its period and
+	// Config.Sampler.Live is set.
+	live chan *snapshot
 }
 
 // usage counts the samples in a batch and the bytes that they use, for one user or for all users.
@@ -77,7 +80,7 @@ type rawKey struct {
 	// truncated reports whether the stack lacks the outermost frames, and cut whether that is because the sample
 	// was reduced to the innermost frame without attributes.
 	truncated, cut bool
-	// allocated is the size of each allocation, or 0 for samples of CPU time.
+	// allocated is the size of each allocated object, or 0 for samples of CPU time.
 	allocated uint64
 	span      sampler.Span
 }
@@ -212,10 +215,34 @@ func (s *targetSamples) stack(user, kernel []uint64, at time.Time) (_ *rawStack,
 		existing.generation = generation
 		return existing, false
 	}
-	const size = 250 // approximate bytes, including the map entry
 	s.stacks[string(key)] = stack
-	s.bytes += size + 3*len(key)
+	s.bytes += stackSize(string(key))
 	return stack, true
+}
+
+// stackSize estimates the memory of a stack, in bytes.
+func stackSize(key string) int {
+	const size = 250 // including the map entry
+	return size + 3*len(key)
+}
+
+// keep drops all stacks and attributes but those given.
+func (s *targetSamples) keep(stacks map[*rawStack]bool, attributes map[string]bool) {
+	s.bytes = 0
+	for key, stack := range s.stacks {
+		if !stacks[stack] {
+			delete(s.stacks, key)
+			continue
+		}
+		s.bytes += stackSize(key)
+	}
+	for encoded := range s.attributes {
+		if !attributes[encoded] {
+			delete(s.attributes, encoded)
+			continue
+		}
+		s.bytes += attributesSize(encoded)
+	}
 }
 
 // internAttributes returns a shared copy of the encoded attributes, so that equal attributes are stored only

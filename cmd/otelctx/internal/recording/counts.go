@@ -30,7 +30,10 @@ type counts struct {
 	// allocated is nil unless allocations are sampled. unweighed becomes Allocated.Unweighed.
 	allocated *tally.Tally[allocations.Amount]
 	unweighed uint64
-	work      [numWorks]WorkUse
+	// live is nil unless the objects are followed. inUse is what it is counted from.
+	live  *tally.Tally[allocations.Amount]
+	inUse snapshot
+	work  [numWorks]WorkUse
 	// filtered counts samples that did not pass the filters. They are counted nowhere else.
 	filtered uint64
 	// filteredAttributes becomes Result.FilteredAttributes. It is collected while there are no other samples.
@@ -44,27 +47,37 @@ func newCounts(config *Config) *counts {
 	if config.Sampler.Allocations {
 		c.allocated = tally.New[allocations.Amount](config.Attributes)
 	}
+	if config.Sampler.Live {
+		c.live = tally.New[allocations.Amount](config.Attributes)
+	}
 	for w := range c.work {
 		c.work[w].Work = Work(w)
 	}
 	return c
 }
 
-// add counts samples whose span has the given attributes.
-func (c *counts) add(pid int, s *rawSamples, attributes []reader.Attribute) {
-	n := len(s.times)
-	if s.truncated {
-		c.truncated += uint64(n)
-	}
-	if s.cut {
-		c.cut += uint64(n)
-	}
-	c.tally.Add(tallySample(pid, s, attributes), tally.Count(n))
+// none reports whether nothing has been counted.
+func (c *counts) none() bool {
+	return c.tally.Total == 0 && (c.allocated == nil || c.allocated.Total.Samples == 0) && (c.live == nil || c.live.Total.Samples == 0)
 }
 
-// addAllocated adds what samples of allocations stand for.
-func (c *counts) addAllocated(pid int, s *rawSamples, attributes []reader.Attribute, amount allocations.Amount) {
-	c.allocated.Add(tallySample(pid, s, attributes), amount)
+// memory returns the tally of allocations, or that of the objects in use.
+func (c *counts) memory(live bool) *tally.Tally[allocations.Amount] {
+	if live {
+		return c.live
+	}
+	return c.allocated
+}
+
+// addIncomplete counts the samples that lack a part of their stack.
+func (c *counts) addIncomplete(s *rawSamples) {
+	n := uint64(len(s.times))
+	if s.truncated {
+		c.truncated += n
+	}
+	if s.cut {
+		c.cut += n
+	}
 }
 
 func tallySample(pid int, s *rawSamples, attributes []reader.Attribute) *tally.Sample {
@@ -78,12 +91,20 @@ func tallySample(pid int, s *rawSamples, attributes []reader.Attribute) *tally.S
 }
 
 // addStack counts samples with the same stack.
-func (c *counts) addStack(service string, s *namedStack) {
+func (c *counts) addStack(service string, s *namedStack, live bool) {
+	if s.memory {
+		c.memory(live).AddStack(service, functionNames(s.locations), s.amount)
+	}
+	if live {
+		return // The rest has been counted with the allocations.
+	}
 	if slices.ContainsFunc(s.locations, hidden) {
 		c.hidden += s.samples
 	}
-	if c.allocated != nil {
-		c.allocated.AddStack(service, functionNames(s.locations), s.amount)
+	if s.unnamed {
+		c.unnamed += s.samples
+	}
+	if s.memory {
 		return
 	}
 	w := &c.work[workOf(s.locations)]
@@ -135,9 +156,10 @@ func unnamed(l *symbols.Location) string {
 func (c *counts) report(r *Result) {
 	t := c.tally
 	r.Samples, r.Attributed, r.Unproven = uint64(t.Total), uint64(t.Attributed), uint64(t.Unproven)
+	none := c.none()
 	r.Cut, r.Dropped, r.Truncated = c.cut, c.dropped, c.truncated
 	r.Filtered, r.Unnamed, r.Hidden = c.filtered, c.unnamed, c.hidden
-	if r.Samples == 0 {
+	if none {
 		r.FilteredAttributes = c.filteredAttributes
 	}
 	r.Lost += c.lost
@@ -145,5 +167,9 @@ func (c *counts) report(r *Result) {
 	r.Rows = t.Rows()
 	if a := c.allocated; a != nil {
 		r.Allocated = &Allocated{Total: a.Total, Attributed: a.Attributed, Unweighed: c.unweighed, Rows: a.Rows()}
+		r.Unproven += a.Unproven.Samples
+	}
+	if l := c.live; l != nil {
+		r.Live = &Live{Total: l.Total, Attributed: l.Attributed, Collections: c.inUse.collections, LeftOut: c.inUse.leftOut, Rows: l.Rows()}
 	}
 }

@@ -52,7 +52,7 @@ func TestCountsOfFunctions(t *testing.T) {
 		{[]*symbols.Location{{Mapping: &symbols.Mapping{Path: "/lib/libc.so"}}}, 1, 0, Application},
 	} {
 		assert.Equal(t, s.work, workOf(s.stack), "%v", s.stack)
-		c.addStack("a", &namedStack{locations: s.stack, samples: s.samples, attributed: s.attributed})
+		c.addStack("a", &namedStack{locations: s.stack, samples: s.samples, attributed: s.attributed}, false)
 	}
 	var r Result
 	c.report(&r)

@@ -54,8 +54,8 @@ type Config struct {
 	// Warn, if not nil, is called with errors that do not end the recording, at most once for each process
 	// and reason. Calls do not overlap.
 	Warn func(error)
-	// Profile, if not nil, is called with consecutive profiles of about half a minute each. Calls do not
-	// overlap. If a call takes so long that the memory for the following batch is full, further samples are
+	// Profile, if not nil, is called with consecutive profiles of about half a minute each: one of each kind of sample.
+	// At the end of each period, a profile of what is in use follows. Calls do not overlap. If a call takes so long that the memory for the following batch is full, further samples are
 	// lost.
 	Profile func(*profilespb.ProfilesData)
 }
@@ -64,11 +64,9 @@ type Config struct {
 type Result struct {
 	// Start and End bound the time in which samples could be taken.
 	Start, End time.Time
-	// Samples counts all samples. The other counts are parts of it, except Lost, Replaced, Dropped and Filtered.
-	Samples uint64
-	// Attributed counts samples with a span.
-	Attributed uint64
-	// Unproven counts samples whose span may be wrong.
+	// Samples counts the samples of CPU time, and Attributed those with a span.
+	Samples, Attributed uint64
+	// The following counts are of samples of CPU time and of allocations. Unproven counts samples whose span may be wrong.
 	Unproven uint64
 	// Lost counts samples that were taken, but were not read in time, had no room in memory or belong to
 	// programs that are no longer known.
@@ -93,12 +91,13 @@ type Result struct {
 	// Filtered counts samples that did not pass Config.Filters. Lost and Replaced are counted before filtering.
 	// All other counts leave these samples out.
 	Filtered uint64
-	// Work counts samples by kind of work, in the order of the constants.
+	// Work counts the samples of CPU time by kind of work, in the order of the constants.
 	Work []WorkUse
-	// Rows add up the samples. Attributes is nil without Config.Attributes.
+	// Rows add up the samples of CPU time. Attributes is nil without Config.Attributes.
 	tally.Rows[tally.Count]
-	// Allocated is nil unless Config.Sampler samples allocations. If it does, Rows has no functions, and Work no samples.
+	// Allocated is nil unless Config.Sampler samples allocations. Live is nil unless it follows their objects.
 	Allocated *Allocated
+	Live      *Live
 
 	// Recorded counts the processes that were recorded, whether or not they used the CPU.
 	Recorded int
@@ -115,6 +114,14 @@ type Result struct {
 	// Ended reports whether all processes of Config.PIDs have ended or can no longer be recorded. It is
 	// always false with Children.
 	Ended bool
+}
+
+// All returns the number of samples of CPU time and of allocations.
+func (r *Result) All() uint64 {
+	if r.Allocated == nil {
+		return r.Samples
+	}
+	return r.Samples + r.Allocated.Total.Samples
 }
 
 // Intervals of the recording.
@@ -137,6 +144,9 @@ const (
 // can be recorded.
 func Record(ctx context.Context, c Config) (*Result, error) {
 	r := &recording{config: &c, clock: time.Now(), batches: make(chan *batch), stopped: make(chan time.Time, 1), warnings: newWarnings(c.Warn)}
+	if c.Sampler.Live {
+		r.live = newLiveObjects(maxLiveBytes)
+	}
 	if c.Sampler.KernelStacks {
 		what := "names of the kernel's functions"
 		if c.Unnamed {
@@ -169,6 +179,8 @@ type recording struct {
 	// batches passes finished batches to the goroutine that names them.
 	batches chan *batch
 	batch   *batch
+	// live is nil unless Config.Sampler.Live is set.
+	live *liveObjects
 	// periodEnd is the end of the current period. Later samples belong to the next period.
 	periodEnd time.Time
 	// unknown counts samples of programs that are no longer recorded.
@@ -229,6 +241,11 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	r.batch.extend(<-r.stopped)
 	end := r.batch.end
 	r.batch.closes = false // run itself returns the result of the last period.
+	if r.live != nil {
+		r.batch.live = make(chan *snapshot, 1)
+		r.batch.live <- r.live.snapshot(r.search.targets.isRetired)
+		r.live.close()
+	}
 	r.batches <- r.batch
 	close(r.batches)
 	working.Wait()
@@ -256,6 +273,9 @@ func (r *recording) result(n *symbolizer, end time.Time) *Result {
 	if reason := r.search.unsampled.Load(); reason != nil && result.Allocated != nil {
 		result.Allocated.Reason = *reason
 	}
+	if result.Live != nil {
+		result.Live.LostFrees = counts.FreesLost - r.lastCounts.FreesLost
+	}
 	n.counts = newCounts(r.config)
 	r.reported, r.lastCounts = end, counts
 	return result
@@ -275,9 +295,15 @@ func (r *recording) read() error {
 			return err
 		default:
 			r.rotate(s.Time)
-			if t := r.search.targets.find(s.Image); t != nil {
+			t, sample := r.search.targets.find(s.Image), s.Event == sampler.CPUTime || s.Event == sampler.Allocation
+			if t != nil && r.live != nil {
+				r.live.add(t, &s)
+			}
+			switch {
+			case !sample:
+			case t != nil:
 				r.add(t, &s)
-			} else {
+			default:
 				r.unknown.Add(1)
 			}
 		}
@@ -301,8 +327,15 @@ func (r *recording) rotate(now time.Time) {
 		return
 	}
 	p.extend(now)
+	p.live = nil
+	if p.closes && r.live != nil {
+		p.live = make(chan *snapshot, 1)
+	}
 	select {
 	case r.batches <- p:
+		if p.live != nil {
+			p.live <- r.live.snapshot(r.search.targets.isRetired)
+		}
 		r.batch = newBatch(p.end, r.config.IDAttributes)
 		r.batch.earliest = p.end
 		if p.closes {

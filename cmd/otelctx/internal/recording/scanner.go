@@ -134,7 +134,7 @@ func (s *scanner) open(ctx context.Context, image sampler.Image) (_ *target, err
 	}
 	t.acquire()
 	if s.config.Sampler.Allocations {
-		if err := s.findSite(t); err != nil {
+		if err := s.findSites(t); err != nil {
 			t.release()
 			return nil, err
 		}

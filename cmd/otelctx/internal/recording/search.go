@@ -74,7 +74,7 @@ func newSearch(c *Config, w *warnings) (*search, error) {
 		files = symbols.NewUnnamedFiles()
 	}
 	config := c.Sampler
-	if !config.Allocations {
+	if config.Frequency > 0 {
 		config.Mappings = files
 	}
 	s, err := sampler.Open(config)

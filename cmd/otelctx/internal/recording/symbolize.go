@@ -12,11 +12,14 @@ import (
 	"slices"
 	"time"
 
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/allocations"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -93,29 +96,54 @@ func ask[T any](ctx context.Context, n *symbolizer, pid int, f func(goOn func() 
 
 // symbolize passes the profiles of a batch to Config.Profile and counts its samples. Afterwards the batch is empty.
 func (n *symbolizer) symbolize(ctx context.Context, p *batch) {
-	n.asked = map[*published]bool{}
-	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Allocations: n.config.Sampler.Allocations, Version: n.config.Version})
-	before := n.counts.tally.Total
-	all := budget{namingLimit, maxNamedBytes}
-	users := byUser(p.targets)
+	cpu := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Version: n.config.Version})
+	allocated := profile.New(profile.Options{Start: p.begun, Allocations: true, Version: n.config.Version})
+	n.addAll(ctx, p.targets, destination{cpu: cpu, memory: allocated})
 	p.targets = nil
+	n.counts.lost += p.lost
+	n.pass(cpu, p.end)
+	n.pass(allocated, p.end)
+	if p.live == nil {
+		return
+	}
+	live := profile.New(profile.Options{Start: p.begun, Live: true, Version: n.config.Version})
+	n.counts.inUse = *<-p.live
+	n.addAll(ctx, n.counts.inUse.targets, destination{memory: live, live: true})
+	n.counts.inUse.targets = nil
+	n.pass(live, p.end)
+}
+
+// pass passes a profile to Config.Profile, unless it is empty.
+func (n *symbolizer) pass(builder *profile.Builder, end time.Time) {
+	n.counts.dropped += builder.Dropped()
+	if n.config.Profile != nil && !builder.Empty() {
+		n.config.Profile(builder.Data(end))
+	}
+}
+
+// destination says where samples are added. If live is set, they are objects in use.
+type destination struct {
+	cpu, memory *profile.Builder
+	live        bool
+}
+
+// addAll adds the samples of several programs, and releases these.
+func (n *symbolizer) addAll(ctx context.Context, targets map[*target]*targetSamples, to destination) {
+	n.asked = map[*published]bool{}
+	all := budget{namingLimit, maxNamedBytes}
+	users := byUser(targets)
 	for i, processes := range users {
 		userShare := all.share(len(users) - i)
 		left := userShare
 		for j, samples := range processes {
 			processShare := left.share(len(processes) - j)
 			n.left = processShare
-			n.add(ctx, builder, samples)
+			n.add(ctx, samples, to)
 			left.spend(processShare, n.left)
 			samples.target.release()
 			processes[j] = nil // frees its memory for the profiles
 		}
 		all.spend(userShare, left)
-	}
-	n.counts.lost += p.lost
-	n.counts.dropped += builder.Dropped()
-	if n.config.Profile != nil && n.counts.tally.Total > before {
-		n.config.Profile(builder.Data(p.end))
 	}
 }
 
@@ -143,12 +171,13 @@ func byUser(targets map[*target]*targetSamples) [][]*targetSamples {
 	return all
 }
 
-// add adds the samples of a process to the profile and to the tally.
-func (n *symbolizer) add(ctx context.Context, builder *profile.Builder, samples *targetSamples) {
+// add adds the samples of a process to the profiles and to the tallies.
+func (n *symbolizer) add(ctx context.Context, samples *targetSamples, to destination) {
 	names := n.names(ctx, samples)
 	type stackKey struct {
 		stack     *rawStack
 		published *published
+		memory    bool
 	}
 	stacks := map[stackKey]*namedStack{}
 	n.readNames(ctx, samples)
@@ -160,23 +189,24 @@ func (n *symbolizer) add(ctx context.Context, builder *profile.Builder, samples 
 		attributes := sampleAttributes(&same.rawKey, spanAttributes, n.config.IDAttributes)
 		ids := filter.IDs{TraceID: same.span.TraceID, SpanID: same.span.SpanID}
 		if !n.config.Filters.Pass(ids, attributes, same.published.attributes) {
-			n.counts.filtered += uint64(len(same.times))
-			if n.counts.tally.Total == 0 {
-				n.counts.filteredAttributes.Add(n.config.Filters, ids, attributes, same.published.attributes)
+			if !to.live {
+				n.filtered(same, ids, attributes)
 			}
 			continue
 		}
-		rate := samples.target.rate.Load()
-		if n.config.Sampler.Allocations && rate == 0 {
-			n.counts.unweighed += uint64(len(same.times))
+		memory, rate := same.allocated != 0, samples.target.rate.Load()
+		if memory && rate == 0 {
+			if !to.live {
+				n.counts.unweighed += uint64(len(same.times))
+			}
 			continue
 		}
-		key := stackKey{same.stack, same.published}
+		key := stackKey{same.stack, same.published, memory}
 		stack := stacks[key]
 		if stack == nil {
-			stack = &namedStack{}
+			stack = &namedStack{memory: memory}
 			stack.locations, stack.unnamed = n.stack(names, same.stack)
-			if n.config.Sampler.Allocations {
+			if memory {
 				stack.locations = withoutAllocator(stack.locations)
 			}
 			stacks[key] = stack
@@ -185,23 +215,32 @@ func (n *symbolizer) add(ctx context.Context, builder *profile.Builder, samples 
 		if same.span.Exists() {
 			stack.attributed += uint64(len(same.times))
 		}
-		if n.config.Sampler.Allocations {
+		counted := tallySample(samples.target.image.PID, same, spanAttributes)
+		if memory {
 			amount := allocations.Sampled(len(same.times), same.allocated, rate)
 			stack.amount = stack.amount.Add(amount)
-			builder.AddAllocated(same.published.resource, stack.locations, same.span.TraceID, same.span.SpanID, attributes, amount.Objects, amount.Bytes)
-			n.counts.addAllocated(samples.target.image.PID, same, spanAttributes, amount)
+			to.memory.AddAllocated(same.published.resource, stack.locations, same.span.TraceID, same.span.SpanID, attributes, amount.Objects, amount.Bytes)
+			n.counts.memory(to.live).Add(counted, amount)
 		} else {
-			builder.Add(same.published.resource, stack.locations, same.span.TraceID, same.span.SpanID, attributes, same.times...)
+			to.cpu.Add(same.published.resource, stack.locations, same.span.TraceID, same.span.SpanID, attributes, same.times...)
+			n.counts.tally.Add(counted, tally.Count(len(same.times)))
 		}
 		n.counts.dropped += uint64(same.published.dropped)
 		same.published.dropped = 0
-		n.counts.add(samples.target.image.PID, same, spanAttributes)
+		if !to.live {
+			n.counts.addIncomplete(same)
+		}
 	}
 	for key, s := range stacks {
-		n.counts.addStack(key.published.service, s)
-		if s.unnamed {
-			n.counts.unnamed += s.samples
-		}
+		n.counts.addStack(key.published.service, s, to.live)
+	}
+}
+
+// filtered counts samples that did not pass the filters.
+func (n *symbolizer) filtered(s *rawSamples, ids filter.IDs, attributes []*commonpb.KeyValue) {
+	n.counts.filtered += uint64(len(s.times))
+	if n.counts.none() {
+		n.counts.filteredAttributes.Add(n.config.Filters, ids, attributes, s.published.attributes)
 	}
 }
 
@@ -226,7 +265,8 @@ func (n *symbolizer) readNames(ctx context.Context, samples *targetSamples) {
 type namedStack struct {
 	locations           []*symbols.Location
 	samples, attributed uint64
-	// amount is what the samples of allocations stand for.
+	// memory reports whether the samples are of allocations or objects, and amount is what they stand for.
+	memory bool
 	amount allocations.Amount
 	// unnamed reports whether some names could not be looked up.
 	unnamed bool

@@ -24,8 +24,8 @@ type target struct {
 	// seen reports whether the program has been sampled since its last scan.
 	seen atomic.Bool
 
-	// site is the place of the probe for allocations until the probe is set, and otherwise nil.
-	site *allocations.Site
+	// sites are the places of the probes for allocations until the probes are set, and otherwise nil.
+	sites *allocations.Sites
 	// rate is the runtime.MemProfileRate of the program: the last one that was read and not 0, or 0 if there is none.
 	rate atomic.Uint64
 
@@ -47,7 +47,7 @@ type target struct {
 	unadvertised time.Time
 	readAnyway   bool
 
-	// references counts the references held by the set, by scans, by batches and by reads of span names.
+	// references counts the references held by the set, by scans, by batches, by live objects and by reads of span names.
 	references atomic.Int32
 }
 
@@ -61,8 +61,8 @@ func (t *target) release() {
 	_ = t.reader.Close()
 	_ = t.symbols.Close()
 	t.exit.close()
-	if t.site != nil {
-		_ = t.site.Close()
+	if t.sites != nil {
+		_ = t.sites.Close()
 	}
 }
 

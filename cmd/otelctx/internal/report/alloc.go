@@ -38,6 +38,32 @@ type AllocDocument struct {
 	// Allocated is the amount of all allocations, and InSpans that of allocations in spans.
 	Allocated AllocAmount `json:"allocated"`
 	InSpans   AllocAmount `json:"in_spans"`
+
+	AllocLists
+
+	// Live is left out without --live.
+	Live *LiveDocument `json:"live,omitempty"`
+}
+
+// LiveDocument is what is in use at the end of the recording or of the program: the objects that were allocated since the
+// start of the recording, before the last completed collection of the program began, and have not been freed since.
+type LiveDocument struct {
+	// Collections is the number of collections that the programs have completed since the start of the recording. Before the
+	// first, nothing is known to be in use.
+	Collections uint64 `json:"collections"`
+	// LostFrees counts objects that were freed, but may be among those in use. LeftOut counts objects that were not followed
+	// because there were too many.
+	LostFrees uint64 `json:"lost_frees"`
+	LeftOut   uint64 `json:"left_out"`
+	// Total is the amount of all objects, and InSpans that of objects allocated in spans.
+	Total   AllocAmount `json:"total"`
+	InSpans AllocAmount `json:"in_spans"`
+
+	AllocLists
+}
+
+// AllocLists lists what has allocated.
+type AllocLists struct {
 	// The lists are sorted by bytes, and have at most --top elements. Functions is empty with --no-symbols, and
 	// Attributes unless --group-by asks for them.
 	Endpoints  []AllocUse `json:"endpoints"`
@@ -76,6 +102,25 @@ type AllocUse struct {
 	Attributes      map[string]string `json:"attributes,omitempty"`
 }
 
+// memory is what was allocated, or what is in use.
+type memory struct {
+	total allocations.Amount
+	tally.Rows[allocations.Amount]
+
+	// verb is for titles.
+	column, verb string
+}
+
+func (r *Recording) allocated() *memory {
+	a := r.Alloc.Allocated
+	return &memory{a.Total, a.Rows, columnAllocated, "allocated"}
+}
+
+func (r *Recording) live() *memory {
+	l := r.Alloc.Live
+	return &memory{l.Total, l.Rows, columnLive, "live"}
+}
+
 func allocAmount(a allocations.Amount) AllocAmount {
 	return AllocAmount{
 		Samples: a.Samples, Objects: uint64(math.Round(a.Objects)), Bytes: uint64(math.Round(a.Bytes)), ErrorBytes: uint64(math.Round(a.Error())),
@@ -91,20 +136,21 @@ type allocRow struct {
 
 // allocTable is a kind of table of allocations.
 type allocTable struct {
+	// title contains %s in the place of memory.verb.
 	title string
 	heads []string
-	rows  func(*Recording, *Tables) []allocRow
+	rows  func(*memory, *Tables) []allocRow
 }
 
 var (
-	allocEndpoints  = allocTable{"Top endpoints by allocated bytes", []string{display.ColumnEndpoint}, (*Recording).allocEndpoints}
-	allocNames      = allocTable{"Top span names by allocated bytes, without their children", []string{display.ColumnName}, (*Recording).allocNames}
-	allocFunctions  = allocTable{"Top functions by the bytes that they allocate", []string{columnWith, columnFunction}, (*Recording).allocFunctions}
-	allocSpans      = allocTable{"Top spans by allocated bytes", []string{display.ColumnName, display.ColumnSpanID, display.ColumnTraceID, display.ColumnAttributes}, (*Recording).allocSpans}
-	allocTraces     = allocTable{"Top traces by allocated bytes", []string{display.ColumnTraceID}, (*Recording).allocTraces}
-	allocProcesses  = allocTable{"Top processes by allocated bytes", []string{"PID", display.ColumnService}, (*Recording).allocProcesses}
-	allocServices   = allocTable{"Top services by allocated bytes", []string{columnProcesses, display.ColumnService}, (*Recording).allocServices}
-	allocAttributes = allocTable{"Top attributes of spans by allocated bytes", []string{columnKey, columnValue}, (*Recording).allocAttributes}
+	allocEndpoints  = allocTable{"Top endpoints by %s bytes", []string{display.ColumnEndpoint}, (*memory).endpoints}
+	allocNames      = allocTable{"Top span names by %s bytes, without their children", []string{display.ColumnName}, (*memory).names}
+	allocFunctions  = allocTable{"Top functions by %s bytes", []string{columnWith, columnFunction}, (*memory).functions}
+	allocSpans      = allocTable{"Top spans by %s bytes", []string{display.ColumnName, display.ColumnSpanID, display.ColumnTraceID, display.ColumnAttributes}, (*memory).spans}
+	allocTraces     = allocTable{"Top traces by %s bytes", []string{display.ColumnTraceID}, (*memory).traces}
+	allocProcesses  = allocTable{"Top processes by %s bytes", []string{"PID", display.ColumnService}, (*memory).processes}
+	allocServices   = allocTable{"Top services by %s bytes", []string{columnProcesses, display.ColumnService}, (*memory).services}
+	allocAttributes = allocTable{"Top attributes of spans by %s bytes", []string{columnKey, columnValue}, (*memory).attributes}
 )
 
 // allocTables lists the tables of allocations for each kind of group. "" is the default.
@@ -118,33 +164,33 @@ var allocTables = map[string][]*allocTable{
 	GroupAttribute: {&allocAttributes},
 }
 
-func (r *Recording) allocEndpoints(*Tables) (rows []allocRow) {
-	for _, n := range r.Alloc.Allocated.Endpoints {
+func (m *memory) endpoints(*Tables) (rows []allocRow) {
+	for _, n := range m.Endpoints {
 		rows = append(rows, allocRow{n.Amount, AllocUse{Service: n.Service, Endpoint: n.Name}, []string{display.Name(n.Name)}})
 	}
 	return rows
 }
 
-func (r *Recording) allocNames(*Tables) (rows []allocRow) {
-	for _, n := range r.Alloc.Allocated.Names {
+func (m *memory) names(*Tables) (rows []allocRow) {
+	for _, n := range m.Names {
 		rows = append(rows, allocRow{n.Amount, AllocUse{Service: n.Service, Name: n.Name}, []string{display.Name(n.Name)}})
 	}
 	return rows
 }
 
-func (r *Recording) allocFunctions(t *Tables) (rows []allocRow) {
+func (m *memory) functions(t *Tables) (rows []allocRow) {
 	if t.NoFunctions {
 		return nil
 	}
-	for _, f := range r.Alloc.Allocated.Functions {
+	for _, f := range m.Functions {
 		use := AllocUse{Service: f.Service, Function: f.Function, CumulativeBytes: uint64(math.Round(f.Cumulative.Bytes))}
 		rows = append(rows, allocRow{f.Flat, use, []string{display.Bytes(f.Cumulative.Bytes), functionText(f.Function)}})
 	}
 	return rows
 }
 
-func (r *Recording) allocSpans(*Tables) (rows []allocRow) {
-	for _, u := range r.Alloc.Allocated.Spans {
+func (m *memory) spans(*Tables) (rows []allocRow) {
+	for _, u := range m.Spans {
 		id, trace, attributes := hex.EncodeToString(u.SpanID[:]), hex.EncodeToString(u.TraceID[:]), document.Attributes(u.Attributes)
 		shown := id
 		if u.Unproven > 0 {
@@ -156,25 +202,25 @@ func (r *Recording) allocSpans(*Tables) (rows []allocRow) {
 	return rows
 }
 
-func (r *Recording) allocTraces(*Tables) (rows []allocRow) {
-	for _, u := range r.Alloc.Allocated.Traces {
+func (m *memory) traces(*Tables) (rows []allocRow) {
+	for _, u := range m.Traces {
 		trace := hex.EncodeToString(u.TraceID[:])
 		rows = append(rows, allocRow{u.Amount, AllocUse{Service: u.Service, TraceID: trace}, []string{trace}})
 	}
 	return rows
 }
 
-func (r *Recording) allocProcesses(*Tables) (rows []allocRow) {
-	for _, p := range r.Alloc.Allocated.Processes {
+func (m *memory) processes(*Tables) (rows []allocRow) {
+	for _, p := range m.Processes {
 		rows = append(rows, allocRow{p.Amount, AllocUse{Service: p.Service, PID: p.PID}, []string{strconv.Itoa(p.PID), display.Key(p.Service)}})
 	}
 	return rows
 }
 
 // allocServices adds up the processes of each service.
-func (r *Recording) allocServices(*Tables) (rows []allocRow) {
+func (m *memory) services(*Tables) (rows []allocRow) {
 	processes := map[string]int{}
-	for _, p := range r.Alloc.Allocated.Processes {
+	for _, p := range m.Processes {
 		i := slices.IndexFunc(rows, func(row allocRow) bool { return row.use.Service == p.Service })
 		if processes[p.Service]++; i < 0 {
 			rows = append(rows, allocRow{p.Amount, AllocUse{Service: p.Service}, nil})
@@ -189,8 +235,8 @@ func (r *Recording) allocServices(*Tables) (rows []allocRow) {
 	return rows
 }
 
-func (r *Recording) allocAttributes(t *Tables) (rows []allocRow) {
-	for _, a := range r.Alloc.Allocated.Attributes {
+func (m *memory) attributes(t *Tables) (rows []allocRow) {
+	for _, a := range m.Attributes {
 		if t.Group.has(a.Key) {
 			rows = append(rows, allocRow{a.Amount, AllocUse{Key: a.Key, Value: a.Value}, []string{display.Key(a.Key), display.Value(a.Value)}})
 		}
@@ -198,52 +244,83 @@ func (r *Recording) allocAttributes(t *Tables) (rows []allocRow) {
 	return rows
 }
 
-func (r *Recording) allocDocument(t *Tables) AllocDocument {
-	a := r.Alloc
+func (m *memory) lists(t *Tables) AllocLists {
 	uses := func(table *allocTable) []AllocUse {
 		all := []AllocUse{}
-		for _, row := range top(t.Top, table.rows(r, t)) {
+		for _, row := range top(t.Top, table.rows(m, t)) {
 			row.use.AllocAmount = allocAmount(row.amount)
 			all = append(all, row.use)
 		}
 		return all
 	}
-	return AllocDocument{
-		PID: r.PID, StartTimeUnixNano: a.Start.UnixNano(), DurationNano: int64(a.End.Sub(a.Start)),
-		Samples: a.Samples, Lost: a.Lost, LeftOut: a.Allocated.Unweighed, Unproven: a.Unproven, Filtered: a.Filtered, Ended: a.Ended,
-		Sent: r.Delivery.Sent, SendFailed: r.Delivery.Dropped, Queued: r.Delivery.Waiting,
-		Allocated: allocAmount(a.Allocated.Total), InSpans: allocAmount(a.Allocated.Attributed),
+	return AllocLists{
 		Endpoints: uses(&allocEndpoints), SpanNames: uses(&allocNames), Functions: uses(&allocFunctions), Spans: uses(&allocSpans),
 		Traces: uses(&allocTraces), Processes: uses(&allocProcesses), Attributes: uses(&allocAttributes),
 	}
 }
 
-// allocText returns the text report of allocations.
+func (r *Recording) allocDocument(t *Tables) AllocDocument {
+	a := r.Alloc
+	d := AllocDocument{
+		PID: r.PID, StartTimeUnixNano: a.Start.UnixNano(), DurationNano: int64(a.End.Sub(a.Start)),
+		Samples: a.Allocated.Total.Samples, Lost: a.Lost, LeftOut: a.Allocated.Unweighed, Unproven: a.Unproven, Filtered: a.Filtered, Ended: a.Ended,
+		Sent: r.Delivery.Sent, SendFailed: r.Delivery.Dropped, Queued: r.Delivery.Waiting,
+		Allocated: allocAmount(a.Allocated.Total), InSpans: allocAmount(a.Allocated.Attributed), AllocLists: r.allocated().lists(t),
+	}
+	if l := a.Live; l != nil {
+		d.Live = &LiveDocument{
+			Collections: l.Collections, LostFrees: l.LostFrees, LeftOut: l.LeftOut,
+			Total: allocAmount(l.Total), InSpans: allocAmount(l.Attributed), AllocLists: r.live().lists(t),
+		}
+	}
+	return d
+}
+
+// allocText returns the text report of allocations. With --live, the tables are those of what is in use.
 func (r *Recording) allocText(l display.Layout, t *Tables) []byte {
 	a := r.Alloc
 	subject := r.Subject
-	if r.PID != 0 && len(a.Processes) > 0 {
-		subject += ", " + serviceText(&a.Processes[0])
+	processes := a.Allocated.Processes
+	if r.PID != 0 && len(processes) > 0 {
+		subject += ", " + serviceText(processes[0].Service, processes[0].Source)
 	}
 	took := a.End.Sub(a.Start)
 	total, inSpans := a.Allocated.Total, a.Allocated.Attributed
 	out := fmt.Appendf(nil, "Recorded the allocations of %s for %v\n", l.Styled(display.Bold, subject), took.Round(10*time.Millisecond))
-	out = append(out, l.Table(make([]display.Column, 3), [][]string{
+	lines := [][]string{
 		{"  Allocated", display.Bytes(total.Bytes), "± " + display.Bytes(total.Error())},
 		{"  In spans", display.Bytes(inSpans.Bytes), display.Share(inSpans.Weight(), total.Weight())},
 		{"  Samples", display.Digits(total.Samples)},
-	})...)
-	several := slices.ContainsFunc(a.Processes, func(p process) bool { return p.Service != a.Processes[0].Service })
+	}
+	shown := r.allocated()
+	if live := a.Live; live != nil {
+		shown = r.live()
+		lines = append(lines,
+			[]string{"  Live", display.Bytes(live.Total.Bytes), "± " + display.Bytes(live.Total.Error())},
+			[]string{"  Live, in spans", display.Bytes(live.Attributed.Bytes), display.Share(live.Attributed.Weight(), live.Total.Weight())},
+			[]string{"  Collections", display.Digits(live.Collections)},
+		)
+	}
+	out = append(out, l.Table(make([]display.Column, 3), lines)...)
+	if a.Live != nil && a.Live.Collections == 0 {
+		return append(out, "\nNothing is known to be live until a garbage collection that began during the recording is complete.\n"...)
+	}
+	return append(out, r.allocTables(l, t, shown, took)...)
+}
+
+// allocTables returns the tables of allocations or of what is in use, and explains their columns.
+func (r *Recording) allocTables(l display.Layout, t *Tables, m *memory, took time.Duration) (out []byte) {
+	several := slices.ContainsFunc(m.Processes, func(p tally.Process[allocations.Amount]) bool { return p.Service != m.Processes[0].Service })
 	shown, columns := 0, map[string]bool{}
 	for _, table := range allocTables[t.Group.Kind] {
-		rows := top(t.Top, table.rows(r, t))
+		rows := top(t.Top, table.rows(m, t))
 		if len(rows) == 0 || table == &allocProcesses && r.PID != 0 && len(rows) == 1 {
 			continue
 		}
 		shown++
-		heads, lines := allocLines(table, rows, total, took, several)
-		heads[0].Style = func(row int) display.Style { return heat(rows[row].amount.Weight(), total.Weight()) }
-		out = append(fmt.Appendf(out, "\n%s\n", l.Styled(display.Bold, table.title)), l.Table(heads, lines)...)
+		heads, lines := allocLines(table, rows, m, took, several)
+		heads[0].Style = func(row int) display.Style { return heat(rows[row].amount.Weight(), m.total.Weight()) }
+		out = append(fmt.Appendf(out, "\n%s\n", l.Styled(display.Bold, fmt.Sprintf(table.title, m.verb))), l.Table(heads, lines)...)
 		for _, head := range l.Heads(heads, lines) {
 			columns[head] = true
 		}
@@ -252,19 +329,30 @@ func (r *Recording) allocText(l display.Layout, t *Tables) []byte {
 		return fmt.Appendf(out, "\nNo samples to group by %s\n", display.Key(t.Group.String()))
 	}
 	terms := [][2]string{
-		{columnError, "standard error of ALLOCATED: the true number is twice as far away in 1 of 20 rows"},
+		{columnError, "standard error of " + m.column + ": the true number is twice as far away in 1 of 20 rows"},
 		{columnShare, "of the bytes of all allocations"},
 		{columnRate, "bytes allocated in a second of the recording"},
 	}
+	with := "bytes allocated by the function and by what it calls"
+	if m.column == columnLive {
+		terms = append([][2]string{
+			{columnLive, "bytes of objects allocated since the recording began, and still in use after the last garbage collection"},
+		}, terms[0], [2]string{columnShare, "of all live bytes"})
+		with = "live bytes allocated by the function and by what it calls"
+	}
 	if columns[columnWith] {
-		terms = append(terms, [2]string{columnWith, "bytes allocated by the function and by what it calls"})
+		terms = append(terms, [2]string{columnWith, with})
 	}
 	return append(append(out, '\n'), l.Explain(terms)...)
 }
 
 // allocLines returns the columns and the cells of a table.
-func allocLines(table *allocTable, rows []allocRow, total allocations.Amount, took time.Duration, several bool) ([]display.Column, [][]string) {
-	heads := []string{"  " + columnAllocated, columnError, columnShare, columnRate}
+func allocLines(table *allocTable, rows []allocRow, m *memory, took time.Duration, several bool) ([]display.Column, [][]string) {
+	heads := []string{"  " + m.column, columnError, columnShare}
+	withRate := m.column == columnAllocated
+	if withRate {
+		heads = append(heads, columnRate)
+	}
 	withService := several && rows[0].use.Service != "" && !slices.Contains(table.heads, display.ColumnService)
 	if withService {
 		heads = append(heads, display.ColumnService)
@@ -272,8 +360,10 @@ func allocLines(table *allocTable, rows []allocRow, total allocations.Amount, to
 	var lines [][]string
 	for _, row := range rows {
 		line := []string{
-			"  " + display.Bytes(row.amount.Bytes), display.Bytes(row.amount.Error()), display.Share(row.amount.Weight(), total.Weight()),
-			display.Bytes(row.amount.Bytes/max(took.Seconds(), math.SmallestNonzeroFloat32)) + "/s",
+			"  " + display.Bytes(row.amount.Bytes), display.Bytes(row.amount.Error()), display.Share(row.amount.Weight(), m.total.Weight()),
+		}
+		if withRate {
+			line = append(line, display.Bytes(row.amount.Bytes/max(took.Seconds(), math.SmallestNonzeroFloat32))+"/s")
 		}
 		if withService {
 			line = append(line, display.Key(row.use.Service))

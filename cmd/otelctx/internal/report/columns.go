@@ -34,6 +34,7 @@ const (
 
 	// With --alloc.
 	columnAllocated = "ALLOCATED"
+	columnLive      = "LIVE"
 	columnRate      = "RATE"
 	columnWith      = "WITH CALLEES"
 )

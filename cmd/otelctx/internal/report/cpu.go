@@ -52,7 +52,7 @@ func (r *Recording) cpuText(l display.Layout, t *Tables) []byte {
 	}
 	subject := r.Subject
 	if r.PID != 0 && len(s.Processes) > 0 {
-		subject += ", " + serviceText(&s.Processes[0])
+		subject += ", " + serviceText(s.Processes[0].Service, s.Processes[0].Source)
 	}
 	fmt.Fprintf(&s.out, "Recorded %s for %v at %d Hz\n", l.Styled(display.Bold, subject), s.End.Sub(s.Start).Round(10*time.Millisecond), r.Frequency)
 	s.out.Write(l.Table(make([]display.Column, 3), [][]string{
@@ -175,7 +175,7 @@ func workText(w recording.Work) string {
 func (s *summary) processes() {
 	var r rows
 	for _, p := range top(s.Top, s.Processes) {
-		r.add(p.Amount, display.Share(p.Attributed, p.Amount), strconv.Itoa(p.PID), serviceText(&p))
+		r.add(p.Amount, display.Share(p.Attributed, p.Amount), strconv.Itoa(p.PID), serviceText(p.Service, p.Source))
 	}
 	if s.PID == 0 || s.Started && len(r.cells) > 1 {
 		s.table("Top processes by CPU time", []string{columnInSpans, "PID", display.ColumnService}, r)
@@ -183,11 +183,11 @@ func (s *summary) processes() {
 }
 
 // serviceText returns the service of a process, and marks a name that is not published.
-func serviceText(p *process) string {
-	if p.Source == recording.FromEnvironment {
-		return display.Key(p.Service) + " (from its environment)"
+func serviceText(service, source string) string {
+	if source == recording.FromEnvironment {
+		return display.Key(service) + " (from its environment)"
 	}
-	return display.Key(p.Service)
+	return display.Key(service)
 }
 
 func (s *summary) services() {

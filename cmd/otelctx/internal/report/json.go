@@ -207,13 +207,21 @@ func (r *Recording) attributesAsked(t *Tables) []attribute {
 // WriteJSON writes a [Document], a [WallDocument], a [BothDocument] or an [AllocDocument].
 func (r *Recording) WriteJSON(w io.Writer, t *Tables) error {
 	switch {
-	case r.Alloc != nil:
+	case r.CPU == nil && r.Alloc != nil:
 		return display.WriteJSON(w, r.allocDocument(t))
-	case r.Wall == nil:
-		return display.WriteJSON(w, r.cpuDocument(t))
 	case r.CPU == nil:
 		return display.WriteJSON(w, r.wallDocument(t))
-	default:
-		return display.WriteJSON(w, BothDocument{r.cpuDocument(t), r.wallDocument(t)})
+	case r.Alloc == nil && r.Wall == nil:
+		return display.WriteJSON(w, r.cpuDocument(t))
 	}
+	both := BothDocument{CPU: r.cpuDocument(t)}
+	if r.Alloc != nil {
+		alloc := r.allocDocument(t)
+		both.Alloc = &alloc
+	}
+	if r.Wall != nil {
+		wall := r.wallDocument(t)
+		both.Wall = &wall
+	}
+	return display.WriteJSON(w, both)
 }

@@ -5,6 +5,7 @@
 package report
 
 import (
+	"bytes"
 	"io"
 	"time"
 
@@ -23,7 +24,7 @@ type Recording struct {
 	// that otelctx has started.
 	PID     int
 	Started bool
-	// Alloc is nil unless allocations were recorded, and then there is nothing else.
+	// Alloc is nil unless allocations were recorded. If CPU time was recorded too, both have the same result.
 	Alloc *recording.Result
 	// CPU is nil if no CPU time was recorded, and Wall is nil if no wall-clock time was. Frequency is the number of
 	// samples per second of CPU time, and Snapshots the number of snapshots per second.
@@ -79,19 +80,16 @@ func top[T any](most int, all []T) []T {
 // WriteText writes tables.
 func (r *Recording) WriteText(w io.Writer, t *Tables) error {
 	l := terminal.Layout(w, t.Wide)
-	var out []byte
-	if r.Alloc != nil {
-		out = r.allocText(l, t)
-	}
+	var parts [][]byte
 	if r.CPU != nil {
-		out = r.cpuText(l, t)
+		parts = append(parts, r.cpuText(l, t))
 	}
-	if r.CPU != nil && r.Wall != nil {
-		out = append(out, '\n')
+	if r.Alloc != nil {
+		parts = append(parts, r.allocText(l, t))
 	}
 	if r.Wall != nil {
-		out = append(out, r.wallText(l, t)...)
+		parts = append(parts, r.wallText(l, t))
 	}
-	_, err := w.Write(out)
+	_, err := w.Write(bytes.Join(parts, []byte{'\n'}))
 	return err
 }

@@ -20,10 +20,11 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
-// BothDocument is the output of record --wall --cpu --json.
+// BothDocument is the output of record --cpu --json with --wall or --alloc.
 type BothDocument struct {
-	CPU  Document     `json:"cpu"`
-	Wall WallDocument `json:"wall"`
+	CPU   Document       `json:"cpu"`
+	Alloc *AllocDocument `json:"alloc,omitempty"`
+	Wall  *WallDocument  `json:"wall,omitempty"`
 }
 
 // WallDocument is the output of record --wall --json. Its schema is as stable as that of [document.Process].

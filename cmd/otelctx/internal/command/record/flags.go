@@ -34,6 +34,7 @@ type samplingFlags struct {
 	Wall      bool           `help:"${record_wall}"`
 	CPU       bool           `help:"${record_cpu}"        name:"cpu"`
 	Alloc     bool           `help:"${record_alloc}"`
+	Live      bool           `help:"${record_live}"`
 	Filters   []filterFlag   `help:"${record_filter}"     name:"filter"                                                placeholder:"KEY=VALUE"  sep:"none"`
 	Kernel    bool           `help:"${record_kernel}"`
 	NoSymbols bool           `help:"${record_no_symbols}"`
@@ -75,8 +76,10 @@ var FlagHelp = kong.Vars{
 		"with --wall --cpu both: 99,20.",
 	"record_wall": "Record where the wall-clock time of spans goes, waiting included, instead of CPU time. " +
 		"Needs only permission to read the processes.",
-	"record_cpu":   "With --wall: record CPU time as well, which needs the privileges for sampling.",
+	"record_cpu":   "With --wall or --alloc: record CPU time as well, which needs the privileges for sampling.",
 	"record_alloc": "Record where memory is allocated instead of CPU time. Needs root, and Go services for amd64 with spanctx.",
+	"record_live": "With --alloc: show what is still in use, of the memory allocated during the recording, after the last complete " +
+		"garbage collection.",
 	"record_filter": "Keep only samples with this attribute of the resource, the span or the sample; " +
 		"trace_id and span_id count as attributes. Repeated filters must all match.",
 	"record_kernel":     "Record the kernel's part of stacks too.",

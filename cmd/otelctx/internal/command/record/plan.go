@@ -24,7 +24,7 @@ type plan struct {
 	// the processes end.
 	duration time.Duration
 	repeat   bool
-	// cpu, alloc and wall are the sources. A source that is nil is not recorded. alloc is the only one if it is not nil.
+	// cpu, alloc and wall are the sources. A source that is nil is not recorded. alloc and wall are not recorded together.
 	cpu     *cpuPlan
 	alloc   *allocPlan
 	wall    *wallPlan
@@ -38,12 +38,18 @@ type cpuPlan struct {
 	// frequency is the number of samples per second of CPU time.
 	frequency int
 	kernel    bool
-	unnamed   bool
-	carrier   sampler.Carrier
+	samplePlan
 }
 
 // allocPlan says how to sample allocations.
 type allocPlan struct {
+	// live reports whether to show what is in use instead of what was allocated.
+	live bool
+	samplePlan
+}
+
+// samplePlan says how to look up functions and spans of samples.
+type samplePlan struct {
 	unnamed bool
 	carrier sampler.Carrier
 }
@@ -151,17 +157,24 @@ func carriersByName(all ...sampler.Carrier) map[string]sampler.Carrier {
 	return names
 }
 
-// planSources decides what to record: CPU time, wall-clock time or both.
+// planSources decides what to record.
 func (c *Command) planSources(p *plan) error {
 	s := &c.Sampling
 	var frequencies []*int // in the order in which --freq names them
+	how := samplePlan{unnamed: s.NoSymbols, carrier: carriers[s.Carrier]}
 	if s.Alloc {
-		p.alloc = &allocPlan{unnamed: s.NoSymbols, carrier: carriers[s.Carrier]}
-		if s.CPU || s.Wall || s.Kernel || len(s.Freq) > 0 {
-			return errors.New("--alloc records nothing else: leave out --cpu, --wall, --kernel and --freq, and record them in another recording")
-		}
-	} else if s.CPU || !s.Wall {
-		p.cpu = &cpuPlan{frequency: cpuFrequency, kernel: s.Kernel, unnamed: s.NoSymbols, carrier: carriers[s.Carrier]}
+		p.alloc = &allocPlan{s.Live, how}
+	}
+	switch {
+	case s.Live && !s.Alloc:
+		return errors.New("--live needs --alloc")
+	case s.Alloc && s.Wall:
+		return errors.New("--alloc cannot be used with --wall: record wall-clock time in another recording")
+	case s.Alloc && !s.CPU && (s.Kernel || len(s.Freq) > 0):
+		return errors.New("--alloc cannot be used with --kernel or --freq, unless --cpu records CPU time as well")
+	}
+	if s.CPU || !s.Wall && !s.Alloc {
+		p.cpu = &cpuPlan{cpuFrequency, s.Kernel, how}
 		frequencies = append(frequencies, &p.cpu.frequency)
 	}
 	if s.Wall {
@@ -251,8 +264,8 @@ func (c *Command) planProfile(p *plan) error {
 		}
 		o.format = format
 	}
-	if p.wall != nil && p.cpu != nil && o.format == export.Folded {
-		return errors.New("--wall --cpu: folded stacks have one number each: choose another format, such as -o profile.pb.gz, or leave out --cpu")
+	if p.cpu != nil && (p.wall != nil || p.alloc != nil) && o.format == export.Folded {
+		return errors.New("with --cpu and --wall or --alloc, folded stacks would have two numbers each: choose another format, such as -o profile.pb.gz, or leave out --cpu")
 	}
 	p.profile = o
 	return nil
@@ -283,10 +296,13 @@ func (c *Command) planReport(p *plan) error {
 	return nil
 }
 
-// kinds returns what the profile contains.
+// kinds returns what the profile contains, first what viewers show first.
 func (p *plan) kinds() (kinds []string) {
 	if p.cpu != nil {
 		kinds = append(kinds, profile.TypeCPU)
+	}
+	if p.alloc != nil && p.alloc.live {
+		kinds = append(kinds, profile.TypeInuseSpace)
 	}
 	if p.alloc != nil {
 		kinds = append(kinds, profile.TypeAllocSpace)

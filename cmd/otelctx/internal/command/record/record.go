@@ -39,6 +39,7 @@ Examples:
     otelctx record --wall 1234                            wall-clock time, waiting included
     otelctx record --wall --cpu -o both.pb.gz 1234        the same, and CPU time
     otelctx record --alloc 1234                           allocated memory
+    otelctx record --alloc --live -d 5m 1234              memory that is still in use: leaks by endpoint
     otelctx record --all --repeat --otlp-endpoint http://localhost:4317
 
 Needs root, or CAP_BPF and CAP_PERFMON for processes of the same user. --wall without --cpu only needs to read the processes. --alloc needs root.

@@ -39,10 +39,12 @@ type session struct {
 	// in all periods, and processes the largest number of processes in a period.
 	samples         uint64
 	seen, processes int
+	// collections is the number of completed collections. Before the first, nothing is known to be in use.
+	collections uint64
 }
 
 func (s *session) run() error {
-	if err := process.CheckNamespace(s.cpu != nil); err != nil {
+	if err := process.CheckNamespace(s.cpu != nil || s.alloc != nil); err != nil {
 		return err
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {
@@ -148,7 +150,12 @@ func (s *session) nothing(r *results) error {
 	case s.wall != nil && r.wall.Filtered > 0 && s.seen == 0 && s.samples == 0:
 		return s.nothingPassed(r.wall.Filtered, r.wall.FilteredAttributes)
 	case s.wall == nil && s.samples == 0:
-		return s.noSamples(r.cpu)
+		return s.noSamples(r.sampled)
+	case s.cpu == nil && s.alloc != nil && s.alloc.live && s.collections == 0:
+		return &noSamplesError{
+			"no garbage collection has begun and completed during the recording, so it is not known what is live",
+			"Record for longer (--duration): the Go runtime collects when the heap has grown by GOGC percent, and at least every two minutes.",
+		}
 	default:
 		return nil
 	}
@@ -165,10 +172,10 @@ func (s *session) show(r *results, d export.Delivery) error {
 		Wall: r.wall, Delivery: d,
 	}
 	if s.alloc != nil {
-		p.Alloc = r.cpu
+		p.Alloc = r.sampled
 	}
 	if s.cpu != nil {
-		p.CPU, p.Frequency = r.cpu, s.cpu.frequency
+		p.CPU, p.Frequency = r.sampled, s.cpu.frequency
 	}
 	if s.wall != nil {
 		p.Snapshots = s.wall.frequency

@@ -18,18 +18,18 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
-// results holds the results of the sources. The result of a source that is not in the plan is nil. cpu is the result of the
-// sampler: CPU time, or allocations.
+// results holds the results of the sources. The result of a source that is not in the plan is nil. sampled is the result of
+// the sampler: CPU time, allocations, or both.
 type results struct {
-	cpu  *recording.Result
-	wall *wall.Result
+	sampled *recording.Result
+	wall    *wall.Result
 }
 
 // measure runs the sources of the plan until ctx is done or the recording ends.
 func (s *session) measure(ctx context.Context, out *outputs, selection recording.Selection, ready func() error) (*results, error) {
 	if s.wall == nil {
-		cpu, err := s.sample(ctx, out, selection, nil, ready)
-		return &results{cpu: cpu}, err
+		sampled, err := s.sample(ctx, out, selection, nil, ready)
+		return &results{sampled: sampled}, err
 	}
 	const less = 400 // Snapshots leave much garbage. Collecting it less often costs little memory.
 	debug.SetGCPercent(less)
@@ -54,12 +54,17 @@ func (s *session) untilEnd() time.Duration {
 // sampler returns how to sample, and whether functions stay without names.
 func (p *plan) sampler() (config sampler.Config, unnamed bool) {
 	if p.alloc != nil {
-		return sampler.Config{Allocations: true, Carrier: p.alloc.carrier}, p.alloc.unnamed
+		config.Allocations, config.Live = true, p.alloc.live
+		config.Carrier, unnamed = p.alloc.carrier, p.alloc.unnamed
 	}
-	return sampler.Config{Frequency: p.cpu.frequency, KernelStacks: p.cpu.kernel, Carrier: p.cpu.carrier}, p.cpu.unnamed
+	if p.cpu != nil {
+		config.Frequency, config.KernelStacks = p.cpu.frequency, p.cpu.kernel
+		config.Carrier, unnamed = p.cpu.carrier, p.cpu.unnamed
+	}
+	return config, unnamed
 }
 
-// sample samples CPU time or allocations. It calls ready, if it is not nil, once sampling has started. At the end of each period it
+// sample samples CPU time, allocations or both. It calls ready, if it is not nil, once sampling has started. At the end of each period it
 // also ends that of recorder, if there is one.
 func (s *session) sample(
 	ctx context.Context, out *outputs, selection recording.Selection, recorder *wall.Recorder, ready func() error,
@@ -81,7 +86,7 @@ func (s *session) sample(
 	if s.repeat {
 		config.Period = s.duration
 		config.Report = func(r *recording.Result) {
-			both := &results{cpu: r}
+			both := &results{sampled: r}
 			if recorder != nil {
 				both.wall = recorder.EndPeriod()
 			}
@@ -109,8 +114,11 @@ func (s *session) endPeriod(out *outputs, r *results, end time.Time) {
 
 // count adds the results of a period to those of the session.
 func (s *session) count(r *results) {
-	if r.cpu != nil {
-		s.samples += r.cpu.Samples
+	if r.sampled != nil {
+		s.samples += r.sampled.All()
+		if live := r.sampled.Live; live != nil {
+			s.collections = max(s.collections, live.Collections)
+		}
 	}
 	if r.wall != nil {
 		s.processes = max(s.processes, r.wall.Recorded)
@@ -172,7 +180,7 @@ func (s *session) measureBoth(ctx context.Context, out *outputs, selection recor
 		wallDone sync.WaitGroup
 		err      error
 	)
-	r.cpu, err = s.sample(ctx, out, selection, recorder, func() error {
+	r.sampled, err = s.sample(ctx, out, selection, recorder, func() error {
 		wallDone.Go(func() {
 			if r.wall, failed = recorder.Record(ctx); failed != nil {
 				cancel()

@@ -13,8 +13,8 @@ import (
 
 // complain prints warnings about data that is missing from the results, with the reasons.
 func (s *session) complain(r *results) {
-	if r.cpu != nil {
-		s.complainCPU(r.cpu)
+	if r.sampled != nil {
+		s.complainSampled(r.sampled)
 	} else if r.wall.Ended {
 		s.streams.Complainf("%v has ended", &s.targets)
 	}
@@ -28,7 +28,7 @@ func (s *session) complain(r *results) {
 	}
 }
 
-func (s *session) complainCPU(r *recording.Result) {
+func (s *session) complainSampled(r *recording.Result) {
 	if r.Ended {
 		ended := "has ended"
 		if s.pid() == 0 {
@@ -39,9 +39,20 @@ func (s *session) complainCPU(r *recording.Result) {
 	lost := "samples were lost, because otelctx could not read them in time: a lower --freq loses fewer"
 	if a := r.Allocated; a != nil {
 		lost = "samples were lost, because otelctx could not read them in time: a higher runtime.MemProfileRate loses fewer"
+		if s.cpu != nil {
+			lost += ", and so does a lower --freq"
+		}
 		if a.Unweighed > 0 {
 			s.streams.Complainf("%d samples were left out, since it is not known what they stand for: %v", a.Unweighed, a.Reason)
 		}
+	}
+	spansLeftOut := r.SpansLeftOut
+	if r.Allocated != nil {
+		spansLeftOut = max(spansLeftOut, r.Allocated.SpansLeftOut)
+	}
+	var live recording.Live
+	if r.Live != nil {
+		live = *r.Live
 	}
 	for _, missing := range []struct {
 		count uint64
@@ -51,7 +62,9 @@ func (s *session) complainCPU(r *recording.Result) {
 		{r.Replaced, "samples were left out: their process had just executed another program"},
 		{r.Cut, "samples have only the innermost frame of their stack, and no attributes of their span: their process has too many different stacks"},
 		{r.Truncated - r.Cut, fmt.Sprintf("samples lack the outermost frames of their stack: the kernel records at most %d", sampler.MaxFrames)},
-		{r.SpansLeftOut, "or fewer spans are missing from the tables, those with the fewest samples; the profile has them"},
+		{spansLeftOut, "or fewer spans are missing from the tables, those with the fewest samples; the profile has them"},
+		{live.LostFrees, "objects may have been freed although they count as live: otelctx could not read in time that they were"},
+		{live.LeftOut, "objects are missing from the live ones: there are too many to follow"},
 		{r.Dropped, "attributes were left out: profiles cannot hold them"},
 		{r.Unnamed, "samples lack function names: looking them up took too long, or it is not known what their process had mapped"},
 		{r.Hidden, "samples have addresses instead of function names: the table of Go functions in their program cannot be read; programs made by garble hide it"},
@@ -61,7 +74,7 @@ func (s *session) complainCPU(r *recording.Result) {
 			s.streams.Complainf("%d %s", missing.count, missing.text)
 		}
 	}
-	if r.Filtered > 0 && r.Samples > 0 {
+	if r.Filtered > 0 && r.All() > 0 {
 		s.streams.Complainf("--filter left out %d samples", r.Filtered)
 	}
 	// If the selected service was found, the unread processes probably belong to other services.

@@ -12,8 +12,8 @@
 // 5.11 it also needs CAP_SYS_RESOURCE, or a limit on locked memory that its maps fit into. Elsewhere [Open]
 // returns an error that wraps [errors.ErrUnsupported].
 //
-// Another BPF program samples allocations of Go programs for amd64. It runs at probes that [Sampler.Probe] sets,
-// is loaded only for them, and needs Linux 5.12 and CAP_SYS_ADMIN.
+// Other BPF programs sample allocations of Go programs for amd64, and follow what becomes of the objects. They run at
+// probes that [Sampler.Probe] sets, are loaded only for them, and need Linux 5.12 and CAP_SYS_ADMIN.
 //
 // The package neither symbolizes stacks nor chooses the processes: callers do.
 package sampler
@@ -21,4 +21,4 @@ package sampler
 // The object and its Go code are committed, so that building needs only the Go
 // compiler. Any clang 14 produces an identical object.
 //
-//go:generate go tool bpf2go -no-global-types -target bpfel -tags "linux,amd64 linux,arm64" -type counts -type image -type thread -type layout -type ring -type spans -type header -type carrier -type feature -type label -type change -type change_kind program sampler.bpf.c -- -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter
+//go:generate go tool bpf2go -no-global-types -target bpfel -tags "linux,amd64 linux,arm64" -type counts -type image -type thread -type layout -type ring -type spans -type header -type carrier -type feature -type label -type event_kind -type change -type change_kind program sampler.bpf.c -- -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter

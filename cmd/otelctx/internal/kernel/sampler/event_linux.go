@@ -31,7 +31,8 @@ func (s *Sample) decode(b []byte) (bootNS uint64, err error) {
 		return 0, fmt.Errorf("%w: %d bytes", errMalformed, len(b))
 	}
 	*s = Sample{
-		Image: newImage(h.Image), TID: int(h.Tid), OwnTID: int(h.OwnTid), CPU: int(h.Cpu), Allocated: h.Allocated, Goroutine: h.Goid,
+		Event: Event(h.Kind), Image: newImage(h.Image), TID: int(h.Tid), OwnTID: int(h.OwnTid), CPU: int(h.Cpu),
+		Allocated: h.Allocated, Address: h.Address, Goroutine: h.Goid,
 		User: addresses(s.User[:0], data[:user]), Kernel: addresses(s.Kernel[:0], data[user:user+kernel]),
 	}
 	comm, _, _ := bytes.Cut(h.Comm[:], []byte{0})
@@ -65,3 +66,11 @@ func addresses(frames []uint64, b []byte) []uint64 {
 	}
 	return frames
 }
+
+// The events have the same numbers as in the BPF program.
+var (
+	_ = [1]struct{}{}[CPUTime-Event(programEventKindCPU_TIME)]
+	_ = [1]struct{}{}[Allocation-Event(programEventKindALLOCATION)]
+	_ = [1]struct{}{}[Freed-Event(programEventKindFREED)]
+	_ = [1]struct{}{}[Swept-Event(programEventKindSWEPT)]
+)

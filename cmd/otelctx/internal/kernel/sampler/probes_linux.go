@@ -28,39 +28,33 @@ const (
 	preemptibleWorks = 4
 )
 
-// allocationObjects is the program that samples allocations. It uses instructions that Linux has since 5.12.
-type allocationObjects struct {
-	samplerObjects
-
-	Allocation *ebpf.Program `ebpf:"allocation"`
-}
-
-// probes are the probes in processes, at most one for each process. A nil *probes has none.
+// probes are the probes in processes, at most one for each process and event. A nil *probes has none.
 type probes struct {
-	program int         // descriptor of the BPF program that they run
-	events  map[int]int // file descriptors by process id
+	programs map[Event]*ebpf.Program
+	events   map[int]map[Event]int // file descriptors by process id and event
 }
 
-// Probe samples an allocation whenever the watched process is about to execute the instruction at an offset of file,
-// which the process has mapped. The instruction must be the push of the frame pointer in runtime.mProf_Malloc, and
-// the caller must have checked that. The kernel changes the first byte of the instruction in the memory of this process
-// only, and restores it when the sampler is stopped, or when this process ends in whatever way.
+// Probe reports an event whenever the watched process is about to execute the instruction at an offset of file,
+// which the process has mapped. The instruction must be the push of the frame pointer in runtime.mProf_Malloc for
+// [Allocation], in runtime.freeSpecial for [Freed], or in runtime.nextMarkBitArenaEpoch for [Swept], and the caller must
+// have checked that. The kernel changes the first byte of the instruction in the memory of this process only, and
+// restores it when the sampler is stopped, or when this process ends in whatever way.
 //
 // The file may be open with O_PATH: the kernel uses the file itself, whatever its name stands for now.
-func (s *Sampler) Probe(image Image, file *os.File, offset uint64) error {
+func (s *Sampler) Probe(image Image, event Event, file *os.File, offset uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.closed || s.stopped:
 		return os.ErrClosed
-	case s.probes == nil:
-		return errors.New("a probe without Config.Allocations")
+	case s.probes == nil || s.probes.programs[event] == nil:
+		return errors.New("a probe for an event that Config does not ask for")
 	}
-	return privilege.Do(func() error { return s.probes.add(image.PID, file, offset) })
+	return privilege.Do(func() error { return s.probes.add(image.PID, event, file, offset) })
 }
 
-// add sets the probe in a process. It replaces the one that the process had.
-func (p *probes) add(pid int, file *os.File, offset uint64) error {
+// add sets the probe for an event in a process. It replaces the one that the process had.
+func (p *probes) add(pid int, event Event, file *os.File, offset uint64) error {
 	const typeFile = "/sys/bus/event_source/devices/uprobe/type"
 	content, err := os.ReadFile(typeFile)
 	if err != nil {
@@ -88,28 +82,34 @@ func (p *probes) add(pid int, file *os.File, offset uint64) error {
 	case err != nil:
 		return fmt.Errorf("perf_event_open of a probe: %w", err)
 	}
-	if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, p.program); err != nil {
+	if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, p.programs[event].FD()); err != nil {
 		return errors.Join(fmt.Errorf("PERF_EVENT_IOC_SET_BPF: %w", err), unix.Close(fd))
 	}
 	if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_ENABLE, 0); err != nil {
 		return errors.Join(fmt.Errorf("PERF_EVENT_IOC_ENABLE: %w", err), unix.Close(fd))
 	}
-	err = p.remove(pid)
-	p.events[pid] = fd
-	return err
+	if p.events[pid] == nil {
+		p.events[pid] = map[Event]int{}
+	}
+	old, replaced := p.events[pid][event]
+	p.events[pid][event] = fd
+	if replaced {
+		return unix.Close(old)
+	}
+	return nil
 }
 
-// remove removes the probe from a process, if it has one.
+// remove removes all probes from a process.
 func (p *probes) remove(pid int) error {
 	if p == nil {
 		return nil
 	}
-	fd, ok := p.events[pid]
-	if !ok {
-		return nil
+	var errs []error
+	for _, fd := range p.events[pid] {
+		errs = append(errs, unix.Close(fd))
 	}
 	delete(p.events, pid)
-	return unix.Close(fd)
+	return errors.Join(errs...)
 }
 
 // stop removes all probes. When it returns, the BPF program no longer runs.

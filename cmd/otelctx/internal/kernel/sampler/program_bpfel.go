@@ -38,12 +38,22 @@ const (
 )
 
 type programCounts struct {
-	_        structs.HostLayout
-	Taken    uint64
-	Lost     uint64
-	Replaced uint64
-	Crowded  uint64
+	_         structs.HostLayout
+	Taken     uint64
+	Lost      uint64
+	Replaced  uint64
+	Crowded   uint64
+	FreesLost uint64
 }
+
+type programEventKind uint32
+
+const (
+	programEventKindCPU_TIME   programEventKind = 0
+	programEventKindALLOCATION programEventKind = 1
+	programEventKindFREED      programEventKind = 2
+	programEventKindSWEPT      programEventKind = 3
+)
 
 type programFeature uint32
 
@@ -68,6 +78,7 @@ type programHeader struct {
 	Image           programImage
 	Time            uint64
 	Allocated       uint64
+	Address         uint64
 	Goid            uint64
 	TraceId         [2]uint64
 	SpanId          uint64
@@ -83,7 +94,8 @@ type programHeader struct {
 	Proven          uint8
 	TraceFlags      uint8
 	Comm            [16]uint8
-	Pad             [7]uint8
+	Kind            uint8
+	Pad             [6]uint8
 }
 
 type programImage struct {
@@ -182,14 +194,17 @@ const (
 	programMapWorks           = "works"
 	programProgAllocation     = "allocation"
 	programProgAnyExec        = "any_exec"
+	programProgFreed          = "freed"
 	programProgPublishes      = "publishes"
 	programProgSample         = "sample"
+	programProgSwept          = "swept"
 	programProgThreads        = "threads"
 	programProgWatchedExec    = "watched_exec"
 	programProgWatchedExit    = "watched_exit"
 	programVarForGoCarrier    = "for_go_carrier"
 	programVarForGoChange     = "for_go_change"
 	programVarForGoChangeKind = "for_go_change_kind"
+	programVarForGoEventKind  = "for_go_event_kind"
 	programVarForGoFeature    = "for_go_feature"
 	programVarForGoLabel      = "for_go_label"
 	programVarForGoThread     = "for_go_thread"
@@ -243,8 +258,10 @@ type programSpecs struct {
 type programProgramSpecs struct {
 	Allocation  *ebpf.ProgramSpec `ebpf:"allocation"`
 	AnyExec     *ebpf.ProgramSpec `ebpf:"any_exec"`
+	Freed       *ebpf.ProgramSpec `ebpf:"freed"`
 	Publishes   *ebpf.ProgramSpec `ebpf:"publishes"`
 	Sample      *ebpf.ProgramSpec `ebpf:"sample"`
+	Swept       *ebpf.ProgramSpec `ebpf:"swept"`
 	Threads     *ebpf.ProgramSpec `ebpf:"threads"`
 	WatchedExec *ebpf.ProgramSpec `ebpf:"watched_exec"`
 	WatchedExit *ebpf.ProgramSpec `ebpf:"watched_exit"`
@@ -270,6 +287,7 @@ type programVariableSpecs struct {
 	ForGoCarrier    *ebpf.VariableSpec `ebpf:"for_go_carrier"`
 	ForGoChange     *ebpf.VariableSpec `ebpf:"for_go_change"`
 	ForGoChangeKind *ebpf.VariableSpec `ebpf:"for_go_change_kind"`
+	ForGoEventKind  *ebpf.VariableSpec `ebpf:"for_go_event_kind"`
 	ForGoFeature    *ebpf.VariableSpec `ebpf:"for_go_feature"`
 	ForGoLabel      *ebpf.VariableSpec `ebpf:"for_go_label"`
 	ForGoThread     *ebpf.VariableSpec `ebpf:"for_go_thread"`
@@ -327,6 +345,7 @@ type programVariables struct {
 	ForGoCarrier    *ebpf.Variable `ebpf:"for_go_carrier"`
 	ForGoChange     *ebpf.Variable `ebpf:"for_go_change"`
 	ForGoChangeKind *ebpf.Variable `ebpf:"for_go_change_kind"`
+	ForGoEventKind  *ebpf.Variable `ebpf:"for_go_event_kind"`
 	ForGoFeature    *ebpf.Variable `ebpf:"for_go_feature"`
 	ForGoLabel      *ebpf.Variable `ebpf:"for_go_label"`
 	ForGoThread     *ebpf.Variable `ebpf:"for_go_thread"`
@@ -342,8 +361,10 @@ type programVariables struct {
 type programPrograms struct {
 	Allocation  *ebpf.Program `ebpf:"allocation"`
 	AnyExec     *ebpf.Program `ebpf:"any_exec"`
+	Freed       *ebpf.Program `ebpf:"freed"`
 	Publishes   *ebpf.Program `ebpf:"publishes"`
 	Sample      *ebpf.Program `ebpf:"sample"`
+	Swept       *ebpf.Program `ebpf:"swept"`
 	Threads     *ebpf.Program `ebpf:"threads"`
 	WatchedExec *ebpf.Program `ebpf:"watched_exec"`
 	WatchedExit *ebpf.Program `ebpf:"watched_exit"`
@@ -353,8 +374,10 @@ func (p *programPrograms) Close() error {
 	return _ProgramClose(
 		p.Allocation,
 		p.AnyExec,
+		p.Freed,
 		p.Publishes,
 		p.Sample,
+		p.Swept,
 		p.Threads,
 		p.WatchedExec,
 		p.WatchedExit,

@@ -6,9 +6,9 @@
 // Samples threads: their stacks and, if their process advertises its spans, their span.
 //
 // The program sample runs in the interrupt of a cpu-clock event, in the context of the interrupted
-// thread. The program allocation runs when a thread reaches a probe in its own code. That thread
-// cannot continue meanwhile, but other threads of the process can. So memory that they may write
-// is checked for changes after it has been read.
+// thread. The programs allocation, freed and swept run when a thread reaches a probe in its own code.
+// That thread cannot continue meanwhile, but other threads of the process can. So memory that they
+// may write is checked for changes after it has been read.
 
 #include <stdbool.h>
 
@@ -53,6 +53,8 @@ _Static_assert(MAX_RECORD_ATTRIBUTES <= MAX_ATTRIBUTES, "a record has no more at
 #define PREEMPTIBLE_WORKS 4
 // The positions of registers in pt_regs of amd64.
 #define PT_REGS_BP 4
+#define PT_REGS_BX 5
+#define PT_REGS_AX 10
 #define PT_REGS_CX 11
 #define PT_REGS_IP 16
 #define PT_REGS_SP 19
@@ -67,6 +69,19 @@ _Static_assert(MAX_RECORD_ATTRIBUTES <= MAX_ATTRIBUTES, "a record has no more at
 #define ENTRY_ADDRESS_BITS 45
 #define ENTRY_FACTOR 0x9E3779B97F4A7C15ULL
 #define ENTRY_ATTACHED 1
+
+// The kind of a special record of the Go runtime is the byte at this offset. This kind refers to the sample of an
+// allocation. Package allocations checks both in the program's code.
+#define SPECIAL_KIND 16
+#define SPECIAL_PROFILE 4
+
+// What an event is about.
+enum event_kind {
+	CPU_TIME,
+	ALLOCATION,
+	FREED,
+	SWEPT,
+};
 
 // The carriers, with the same numbers as in package reader.
 enum carrier {
@@ -135,14 +150,16 @@ struct layout {
 
 // Types exported to Go that no declaration uses.
 const enum carrier *for_go_carrier __attribute__((unused));
+const enum event_kind *for_go_event_kind __attribute__((unused));
 const enum feature *for_go_feature __attribute__((unused));
 const struct thread *for_go_thread __attribute__((unused));
 
-// header is the part of a sample that has a fixed size.
+// header is the part of an event that has a fixed size. Events other than samples have nothing else.
 struct header {
 	struct image image;
 	__u64 time; // CLOCK_BOOTTIME in nanoseconds
-	__u64 allocated; // the size of the allocation; 0 in samples of CPU time
+	__u64 allocated; // the size of the allocation
+	__u64 address; // of the object that is allocated or freed
 	__u64 goid;
 	__u64 trace_id[2], span_id, local_root_span_id; // in the order of their bytes
 	__u32 tid, own_tid, cpu;
@@ -152,7 +169,8 @@ struct header {
 	__u8 proven;
 	__u8 trace_flags;
 	__u8 comm[16];
-	__u8 _pad[7];
+	__u8 kind; // enum event_kind
+	__u8 _pad[6];
 };
 
 // event is a sample. data contains the user stack, the kernel stack and the attributes, one
@@ -194,7 +212,7 @@ struct slot {
 
 // work is the scratch memory of a program that runs on a CPU.
 struct work {
-	// Its key in works, and whether a program of the kind that can be preempted uses it.
+	// Its key in works, and whether a program that can be preempted uses it.
 	__u32 place, _pad;
 	__u64 busy;
 	struct event event;
@@ -222,6 +240,7 @@ struct counts {
 	__u64 lost; // taken, but the reader was too late
 	__u64 replaced; // not taken: the process runs another image than the watched one
 	__u64 crowded; // not taken: too many programs on this CPU were preempted
+	__u64 frees_lost; // freed objects that the reader does not learn about
 };
 
 struct {
@@ -880,21 +899,26 @@ static __always_inline __u16 stack(void *ctx, struct event *e, __u32 at, __u64 f
 	return size > 0 ? size & STACK_MASK : 0;
 }
 
+// wakeup returns the flag for an output that wakes the reader only if there is much to read.
+static __always_inline __u64 wakeup(void)
+{
+	return bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) >= wake_at ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+}
+
 // submit outputs the event. It returns false if the event is lost.
 static __always_inline bool submit(struct event *e)
 {
 	__u64 size = sizeof(e->h) + e->h.user_size + e->h.kernel_size + e->h.attrs_size;
-	__u64 wake = BPF_RB_NO_WAKEUP;
+	__u64 wake = wakeup();
 
-	if (bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) >= wake_at)
-		wake = BPF_RB_FORCE_WAKEUP;
 	barrier_var(size);
 	return size <= sizeof(*e) && bpf_ringbuf_output(&events, e, size, wake) == 0;
 }
 
 // begin returns the scratch memory for a sample of the current thread with the image and the ids filled in, or NULL if
-// the thread's process is not watched. A program that may be preempted claims its memory among several.
-static __always_inline struct work *begin(struct task_struct *task, bool preemptible, struct counts **counts)
+// the thread's process is not watched. The first scratch memory belongs to the program that cannot be preempted, but
+// may itself interrupt the others. Those claim one of the rest.
+static __always_inline struct work *begin(struct task_struct *task, enum event_kind kind, struct counts **counts)
 {
 	struct image image = {};
 	struct layout *l;
@@ -919,13 +943,15 @@ static __always_inline struct work *begin(struct task_struct *task, bool preempt
 		__sync_fetch_and_add(&c->replaced, 1);
 		return 0;
 	}
-	w = this_work(place);
-	if (preemptible) {
-		for (; w && place < PREEMPTIBLE_WORKS; w = this_work(++place)) {
-			if (!__sync_val_compare_and_swap(&w->busy, 0, 1))
+	if (kind == CPU_TIME) {
+		w = this_work(place);
+	} else {
+		for (place = 1; place <= PREEMPTIBLE_WORKS; place++) {
+			w = this_work(place);
+			if (!w || !__sync_val_compare_and_swap(&w->busy, 0, 1))
 				break;
 		}
-		if (!w || place == PREEMPTIBLE_WORKS) {
+		if (place > PREEMPTIBLE_WORKS) {
 			__sync_fetch_and_add(&c->crowded, 1);
 			return 0;
 		}
@@ -939,6 +965,7 @@ static __always_inline struct work *begin(struct task_struct *task, bool preempt
 	w->event.h.tid = tid;
 	w->event.h.time = bpf_ktime_get_boot_ns();
 	w->event.h.cpu = bpf_get_smp_processor_id();
+	w->event.h.kind = kind;
 	w->event.h.own_tid = own_tid(task);
 	bpf_get_current_comm(w->event.h.comm, sizeof(w->event.h.comm));
 	__sync_fetch_and_add(&c->taken, 1);
@@ -963,7 +990,7 @@ int sample(struct bpf_perf_event_data *ctx)
 {
 	struct task_struct *task = (struct task_struct *)bpf_get_current_task();
 	struct counts *c;
-	struct work *w = begin(task, false, &c);
+	struct work *w = begin(task, CPU_TIME, &c);
 	struct event *e;
 
 	if (!w)
@@ -1012,16 +1039,78 @@ int allocation(struct bpf_perf_event_data *ctx)
 	struct counts *c;
 	struct work *w;
 	__u64 size = ctx->regs[PT_REGS_CX], pc = ctx->regs[PT_REGS_IP], sp = ctx->regs[PT_REGS_SP];
-	__u64 fp = ctx->regs[PT_REGS_BP];
+	__u64 fp = ctx->regs[PT_REGS_BP], address = ctx->regs[PT_REGS_BX];
 
-	w = begin(task, true, &c);
+	w = begin(task, ALLOCATION, &c);
 	if (!w)
 		return 0;
 	w->event.h.allocated = size ? size : 1;
+	w->event.h.address = address;
 	w->event.h.user_size = walk(&w->event, pc, sp, fp);
 	finish(ctx, task, w, c);
 	barrier();
 	*(volatile __u64 *)&w->busy = 0;
+	return 0;
+}
+
+// note outputs an event of a watched process that is no sample. It returns false if the event is lost.
+static __always_inline bool note(enum event_kind kind, __u64 address)
+{
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task();
+	struct header h = {};
+	struct layout *l;
+	__u32 pid = 0, tid = 0, *number;
+
+	if (!identify(task, &pid, &tid))
+		return true;
+	number = bpf_map_lookup_elem(&watched, &pid);
+	if (!number)
+		return true;
+	l = bpf_map_lookup_elem(&layouts, number);
+	if (!l)
+		return true;
+	image_of(BPF_CORE_READ(task, group_leader), pid, &h.image);
+	if (l->image.start != h.image.start || l->image.execs != h.image.execs || l->image.pid != pid)
+		return true; // See begin.
+	h.kind = kind;
+	h.address = address;
+	h.tid = tid;
+	h.time = bpf_ktime_get_boot_ns();
+	h.cpu = bpf_get_smp_processor_id();
+	return bpf_ringbuf_output(&events, &h, sizeof(h), wakeup()) == 0;
+}
+
+// Runs in runtime.freeSpecial(s *special, p unsafe.Pointer, size uintptr), at the push of the frame pointer. The sweep
+// calls it for each special record of an object that it frees. If the object was sampled, one of them refers to the
+// sample, and p is the address that mProf_Malloc was called with.
+SEC("uprobe")
+int freed(struct bpf_perf_event_data *ctx)
+{
+	__u64 special = ctx->regs[PT_REGS_AX], address = ctx->regs[PT_REGS_BX];
+	struct counts *c;
+	__u32 zero = 0;
+	__u8 kind;
+
+	c = bpf_map_lookup_elem(&counted, &zero);
+	if (!c)
+		return 0;
+	// The record is in memory that the thread has just read. If it cannot be read, the object counts as freed without
+	// notice, though it may have another kind of record.
+	if (!read_user(&kind, sizeof(kind), special + SPECIAL_KIND)) {
+		__sync_fetch_and_add(&c->frees_lost, 1);
+		return 0;
+	}
+	if (kind == SPECIAL_PROFILE && !note(FREED, address))
+		__sync_fetch_and_add(&c->frees_lost, 1);
+	return 0;
+}
+
+// Runs in runtime.nextMarkBitArenaEpoch(), at the push of the frame pointer: once for each collection, when the world
+// is stopped, the sweep of the previous collection is complete, and the marking has not begun.
+SEC("uprobe")
+int swept(struct bpf_perf_event_data *ctx)
+{
+	note(SWEPT, 0);
 	return 0;
 }
 

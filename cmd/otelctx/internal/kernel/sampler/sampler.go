@@ -33,7 +33,8 @@ const (
 
 // Config configures a [Sampler].
 type Config struct {
-	// Frequency is the number of samples per second and CPU, from 1 to kernel.perf_event_max_sample_rate.
+	// Frequency is the number of samples per second and CPU, from 1 to kernel.perf_event_max_sample_rate. 0 samples no
+	// CPU time, but allocations only.
 	Frequency int
 	// KernelStacks also records the kernel part of stacks.
 	KernelStacks bool
@@ -43,11 +44,28 @@ type Config struct {
 	// samples are lost. It is a power of two and a multiple of the page size. 0 chooses a size for a reader
 	// that is at most a second late.
 	BufferSize int
-	// Mappings, if not nil, receives the code that processes map. It is not supported with Allocations.
+	// Mappings, if not nil, receives the code that processes map. It needs a Frequency.
 	Mappings Mappings
-	// Allocations samples allocations at the places that [Sampler.Probe] is given, instead of CPU time.
-	Allocations bool
+	// Allocations samples allocations at the places that [Sampler.Probe] is given. Live, which needs it, also reports
+	// what becomes of the objects.
+	Allocations, Live bool
 }
+
+// Event is what a [Sample] is about.
+type Event int
+
+const (
+	// CPUTime is a sample of CPU time.
+	CPUTime Event = iota
+	// Allocation is a sample of an allocation.
+	Allocation
+	// Freed reports that the sweep of a collection frees an object whose allocation was sampled, perhaps before the
+	// recording.
+	Freed
+	// Swept reports that the sweep of a collection is complete, and that the next collection begins. All objects that were
+	// allocated before this event are now subject to that collection.
+	Swept
+)
 
 // Mappings receives new executable mappings of processes. Its methods are called by the goroutine that
 // reads samples. Before a sample is returned, all mappings made before the sample was taken are reported,
@@ -91,11 +109,19 @@ type Counts struct {
 	// Crowded counts allocations that were not sampled because the kernel had preempted too many samples on
 	// the same CPU.
 	Crowded uint64
+	// FreesLost counts the events Freed that were not read in time.
+	FreesLost uint64
 }
 
 // Sample is the state of a thread of a watched process when it was interrupted. Process and thread ids are
 // those in the caller's PID namespace.
+//
+// Of the events Freed and Swept, there is no more than Time, Image, TID, CPU and Address. The thread waits until the event is
+// in the buffer, and samples are read in the order of the buffer. An event that another one depends on is therefore read
+// before it, whatever CPUs they were on: first the allocation of an object, then that it is freed, then the allocation
+// of the next object at the same address.
 type Sample struct {
+	Event Event
 	// Time is the time of the interrupt. It is CLOCK_BOOTTIME plus the offset of the wall clock when the
 	// sampler was opened, so setting the wall clock does not affect it.
 	Time time.Time
@@ -113,9 +139,9 @@ type Sample struct {
 	// Truncated reports whether a stack has the maximum number of frames. Such a stack probably lacks the
 	// outermost frames.
 	Truncated bool
-	// Allocated is the number of bytes of a sampled allocation, as the process claims; it is 0 for a sample of
-	// CPU time.
-	Allocated uint64
+	// Allocated is the number of bytes of a sampled allocation, and Address the address of the object that is allocated
+	// or freed. The process claims both. They are 0 for a sample of CPU time.
+	Allocated, Address uint64
 	// Goroutine is the id of the user goroutine that the thread ran, or for which it was in a system call.
 	// It is 0 if there was no such goroutine or its id is unknown.
 	Goroutine uint64

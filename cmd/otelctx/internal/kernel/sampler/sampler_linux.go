@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -28,12 +29,10 @@ import (
 // Sampler samples the watched processes from [Open] to [Sampler.Stop]. It is safe for concurrent use,
 // except that only one goroutine may call Read. [Sampler.Close] releases it.
 type Sampler struct {
-	objects samplerObjects
-	// program takes the samples.
-	program  *ebpf.Program
+	objects  samplerObjects
 	iterator *link.Iter
 	timers   timers
-	// probes are used instead of timers if allocations are sampled.
+	// probes is nil unless allocations are sampled.
 	probes   *probes
 	ring     *ringbuf.Reader
 	mappings mappings
@@ -68,24 +67,32 @@ type Sampler struct {
 	next func() (map[int]Process, error)
 }
 
-// samplerObjects are the maps of samples, and the program that lists processes.
+// samplerObjects are the programs and maps of a sampler. Programs that the configuration does not need are nil.
 type samplerObjects struct {
-	Threads *ebpf.Program `ebpf:"threads"`
-	Counted *ebpf.Map     `ebpf:"counted"`
-	Events  *ebpf.Map     `ebpf:"events"`
-	Layouts *ebpf.Map     `ebpf:"layouts"`
-	Watched *ebpf.Map     `ebpf:"watched"`
+	Threads    *ebpf.Program
+	Sample     *ebpf.Program // of CPU time
+	Allocation *ebpf.Program
+	Freed      *ebpf.Program
+	Swept      *ebpf.Program
+	Counted    *ebpf.Map
+	Events     *ebpf.Map
+	Layouts    *ebpf.Map
+	Watched    *ebpf.Map
+}
+
+// take takes the objects out of a collection.
+func (o *samplerObjects) take(c *ebpf.Collection) {
+	*o = samplerObjects{
+		Threads: c.DetachProgram(programProgThreads), Sample: c.DetachProgram(programProgSample),
+		Allocation: c.DetachProgram(programProgAllocation), Freed: c.DetachProgram(programProgFreed), Swept: c.DetachProgram(programProgSwept),
+		Counted: c.DetachMap(programMapCounted), Events: c.DetachMap(programMapEvents),
+		Layouts: c.DetachMap(programMapLayouts), Watched: c.DetachMap(programMapWatched),
+	}
 }
 
 func (o *samplerObjects) close() error {
-	return _ProgramClose(o.Threads, o.Counted, o.Events, o.Layouts, o.Watched)
-}
-
-// cpuObjects is the program that samples CPU time.
-type cpuObjects struct {
-	samplerObjects
-
-	Sample *ebpf.Program `ebpf:"sample"`
+	// Closing nil does nothing.
+	return _ProgramClose(o.Threads, o.Sample, o.Allocation, o.Freed, o.Swept, o.Counted, o.Events, o.Layouts, o.Watched)
 }
 
 // pollInterval is how long samples may wait to be read. Waking the reader costs more than reading many
@@ -97,7 +104,7 @@ const pollInterval = 250 * time.Millisecond
 // The error wraps [ErrNotPermitted], or [errors.ErrUnsupported] if the kernel lacks a required feature.
 // Otherwise it names the invalid field of the config or the operation that failed.
 func Open(c Config) (*Sampler, error) {
-	if c.Frequency < 1 && !c.Allocations {
+	if c.Frequency < 0 || c.Frequency == 0 && !c.Allocations {
 		return nil, fmt.Errorf("a frequency of %d", c.Frequency)
 	}
 	if c.Allocations && runtime.GOARCH != "amd64" {
@@ -140,10 +147,12 @@ func (s *Sampler) open(c Config) error {
 		return err
 	}
 	if c.Allocations {
-		s.probes = &probes{program: s.program.FD(), events: map[int]int{}}
+		s.probes = &probes{programs: map[Event]*ebpf.Program{Allocation: s.objects.Allocation, Freed: s.objects.Freed, Swept: s.objects.Swept}, events: map[int]map[Event]int{}}
+	}
+	if c.Frequency == 0 {
 		return nil
 	}
-	s.timers = timers{frequency: c.Frequency, program: s.program.FD(), online: onlineFile, events: map[int]int{}}
+	s.timers = timers{frequency: c.Frequency, program: s.objects.Sample.FD(), online: onlineFile, events: map[int]int{}}
 	if c.Mappings != nil {
 		s.timers.mappings = &s.mappings
 	}
@@ -156,9 +165,8 @@ func (s *Sampler) load(c Config) error {
 		return err
 	}
 	size := c.BufferSize
-	if size == 0 && c.Allocations {
-		size = allocationBuffer
-		spec.Maps[programMapWorks].MaxEntries = preemptibleWorks
+	if c.Allocations {
+		spec.Maps[programMapWorks].MaxEntries = 1 + preemptibleWorks
 	}
 	if size == 0 {
 		processors, err := ebpf.PossibleCPU()
@@ -168,6 +176,9 @@ func (s *Sampler) load(c Config) error {
 		size = bufferSize(c.Frequency, processors)
 		if c.Carrier == Labels {
 			size *= 2 // Each sample contains labels.
+		}
+		if c.Allocations {
+			size = max(size, allocationBuffer)
 		}
 	}
 	spec.Maps[programMapEvents].MaxEntries = uint32(size)
@@ -181,20 +192,19 @@ func (s *Sampler) load(c Config) error {
 			return fmt.Errorf("%s: %w", variable, err)
 		}
 	}
-	// Only the programs of the chosen objects are loaded.
-	if c.Allocations {
-		var o allocationObjects
-		if err := spec.LoadAndAssign(&o, nil); err != nil {
-			return fmt.Errorf("load the BPF program: %w", err)
-		}
-		s.objects, s.program = o.samplerObjects, o.Allocation
-		return nil
+	needed := map[string]bool{
+		programProgThreads: true, programProgSample: c.Frequency > 0,
+		programProgAllocation: c.Allocations, programProgFreed: c.Live, programProgSwept: c.Live,
 	}
-	var o cpuObjects
-	if err := spec.LoadAndAssign(&o, nil); err != nil {
+	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !needed[name] })
+	delete(spec.Maps, programMapChanges)
+	delete(spec.Maps, programMapTold)
+	loaded, err := ebpf.NewCollection(spec)
+	if err != nil {
 		return fmt.Errorf("load the BPF program: %w", err)
 	}
-	s.objects, s.program = o.samplerObjects, o.Sample
+	s.objects.take(loaded)
+	loaded.Close()
 	return nil
 }
 
@@ -351,7 +361,7 @@ func (s *Sampler) nextProcesses() (map[int]Process, error) {
 func (s *Sampler) Processors() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped || s.closed || s.probes != nil {
+	if s.stopped || s.closed || s.timers.frequency == 0 {
 		return nil
 	}
 	return privilege.Do(func() error { return s.timers.adjust() })
@@ -442,6 +452,7 @@ func (s *Sampler) count() {
 		s.counts.Lost += c.Lost
 		s.counts.Replaced += c.Replaced
 		s.counts.Crowded += c.Crowded
+		s.counts.FreesLost += c.FreesLost
 	}
 }
 
@@ -463,9 +474,7 @@ func (s *Sampler) Close() error {
 	if s.iterator != nil {
 		err = errors.Join(err, s.iterator.Close())
 	}
-	if s.program != nil {
-		err = errors.Join(err, s.program.Close(), s.objects.close())
-	}
+	err = errors.Join(err, s.objects.close())
 	s.places, s.free = nil, slices.Delete(s.free, 0, len(s.free))
 	return err
 }

@@ -26,7 +26,7 @@ func Open(Config) (*Sampler, error) { return nil, errUnsupported }
 func (*Sampler) Watch(Image, *reader.ThreadLayout) error { return errUnsupported }
 
 // Probe returns an error that wraps [errors.ErrUnsupported].
-func (*Sampler) Probe(Image, *os.File, uint64) error { return errUnsupported }
+func (*Sampler) Probe(Image, Event, *os.File, uint64) error { return errUnsupported }
 
 // Unwatch returns an error that wraps [errors.ErrUnsupported].
 func (*Sampler) Unwatch(int) error { return errUnsupported }

@@ -61,7 +61,7 @@ func write(path string, format Format, parts ...*profilespb.ProfilesData) error 
 	var kinds []string // of the samples in parts, CPU time before wall-clock time
 	for _, p := range parts {
 		for _, one := range profile.Each(p) {
-			if kind := profile.KindOf(p.GetDictionary(), one); kind != profile.TypeAllocObjects {
+			if kind := profile.KindOf(p.GetDictionary(), one); kind != profile.TypeAllocObjects && kind != profile.TypeInuseObjects {
 				kinds = append(kinds, kind)
 			}
 		}
@@ -203,10 +203,24 @@ func TestMixedTimes(t *testing.T) {
 }
 
 // asPprof converts a recording and reads the result with pprof's own package.
-// TestAllocations checks that each format has the bytes of allocations, and the number of objects if it has room for it.
-func TestAllocations(t *testing.T) {
+// TestMemory checks that each format has the bytes of allocations or in use, and the number of objects if it has room for it.
+func TestMemory(t *testing.T) {
+	for _, m := range []struct {
+		options               profile.Options
+		objects, bytes, title string
+	}{
+		{profile.Options{Allocations: true}, profile.TypeAllocObjects, profile.TypeAllocSpace, "allocations"},
+		{profile.Options{Live: true}, profile.TypeInuseObjects, profile.TypeInuseSpace, "memory in use"},
+	} {
+		t.Run(m.bytes, func(t *testing.T) { testMemory(t, m.options, m.objects, m.bytes, m.title) })
+	}
+}
+
+func testMemory(t *testing.T, options profile.Options, objects, space, title string) {
+	t.Helper()
 	start := time.Unix(1700000000, 0)
-	b := profile.New(profile.Options{Start: start, Allocations: true})
+	options.Start = start
+	b := profile.New(options)
 	for _, service := range []string{"shop", "bank"} {
 		bytes := map[string]float64{"shop": 1000.4, "bank": 70}[service]
 		resource, dropped := profile.NewResource([]*commonpb.KeyValue{profile.StringAttribute("service.name", service), profile.StringAttribute("", "no key")}, "")
@@ -223,8 +237,8 @@ func TestAllocations(t *testing.T) {
 	assert.EqualValues(t, 4, profile.Samples(data))
 
 	p := parse(t, fileOf(t, Pprof, data))
-	assert.Equal(t, []*pprof.ValueType{{Type: "alloc_objects", Unit: "count"}, {Type: "alloc_space", Unit: "bytes"}}, p.SampleType)
-	assert.Equal(t, "alloc_space", p.DefaultSampleType)
+	assert.Equal(t, []*pprof.ValueType{{Type: objects, Unit: "count"}, {Type: space, Unit: "bytes"}}, p.SampleType)
+	assert.Equal(t, space, p.DefaultSampleType)
 	assert.Equal(t, &pprof.ValueType{Type: "space", Unit: "bytes"}, p.PeriodType)
 	var values [][]int64
 	for _, s := range p.Sample {
@@ -242,13 +256,13 @@ func TestAllocations(t *testing.T) {
 			}
 		}
 	}
-	assert.Equal(t, map[string]int64{profile.TypeAllocObjects: 24, profile.TypeAllocSpace: 4282}, totals)
+	assert.Equal(t, map[string]int64{objects: 24, space: 4282}, totals)
 
 	assert.Equal(t, "bank;main.allocate 280\nshop;main.allocate 4002\n", string(fileOf(t, Folded, data)))
 	documents := documentsOf(t, fileOf(t, HTML, data))
 	require.Len(t, documents, 1)
-	assert.True(t, documents[0].Allocations)
-	assert.Equal(t, "shop, bank, 2023-11-14 22:13:20 UTC, 1m0s, allocations", documents[0].Title)
+	assert.Equal(t, []bool{options.Allocations, options.Live}, []bool{documents[0].Allocations, documents[0].Live})
+	assert.Equal(t, "shop, bank, 2023-11-14 22:13:20 UTC, 1m0s, "+title, documents[0].Title)
 	assert.EqualValues(t, 1, documents[0].Period)
 }
 

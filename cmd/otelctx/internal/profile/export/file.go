@@ -82,8 +82,9 @@ func openingLimit(interrupted context.Context) <-chan struct{} {
 // overwrites it in place. Files that are not regular, such as pipes, receive the profiles immediately. New and
 // replaced files are accessible only to the caller (0600).
 //
-// kinds lists what the profiles measure: profile.TypeCPU, profile.TypeWall or profile.TypeAllocSpace, which stands for
-// the number of objects too. The default is CPU time.
+// kinds lists what the profiles measure: profile.TypeCPU, profile.TypeWall, profile.TypeAllocSpace or profile.TypeInuseSpace,
+// which stand for the number of objects too. The first is what viewers show first, and folded stacks have nothing else. The
+// default is CPU time.
 func Create(interrupted context.Context, path string, format Format, stdout io.Writer, kinds ...string) (*File, error) {
 	if len(kinds) == 0 {
 		kinds = []string{profile.TypeCPU}
@@ -180,7 +181,7 @@ func newEncoder(format Format, kinds []string, to *bufio.Writer, spool func() (*
 	case JSONLines:
 		return &linesEncoder{to: jsonWriter{to}}, nil
 	case Folded:
-		return &foldedEncoder{to: to}, nil
+		return &foldedEncoder{to, kinds[0]}, nil
 	case HTML:
 		e := &htmlEncoder{to: to}
 		for _, kind := range kinds {

@@ -293,8 +293,9 @@ type flameDocument struct {
 	Period int64 `json:"period"`
 	// Wall is set if the counts are nanoseconds of wall-clock time, not numbers of samples.
 	Wall bool `json:"wall,omitempty"`
-	// Allocations is set if the counts are allocated bytes.
+	// Allocations is set if the counts are allocated bytes, and Live if they are bytes in use.
 	Allocations bool     `json:"allocations,omitempty"`
+	Live        bool     `json:"live,omitempty"`
 	Functions   []string `json:"functions"`
 	Names       []string `json:"names"`
 	Endpoints   []string `json:"endpoints"`
@@ -308,7 +309,7 @@ type flameDocument struct {
 
 func (f *flame) document() flameDocument {
 	d := flameDocument{
-		Title: f.title.String(), Period: f.period, Wall: f.kind == profile.TypeWall, Allocations: f.kind == profile.TypeAllocSpace,
+		Title: f.title.String(), Period: f.period, Wall: f.kind == profile.TypeWall, Allocations: f.kind == profile.TypeAllocSpace, Live: f.kind == profile.TypeInuseSpace,
 		Functions: f.functions.all, Names: f.words[flameName].all, Endpoints: f.words[flameEndpoint].all, Traces: f.words[flameTrace].all, Cut: f.cut,
 		Nodes: make([]int32, 0, 2*len(f.nodes)), Samples: make([]int64, 0, 5*len(f.samples)),
 	}

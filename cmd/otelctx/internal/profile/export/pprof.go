@@ -69,6 +69,12 @@ const (
 	functionStartLine  = 5
 )
 
+// objectsOf lists the types of numbers of objects, by those of their bytes.
+var objectsOf = map[string]string{
+	profile.TypeAllocSpace: profile.TypeAllocObjects,
+	profile.TypeInuseSpace: profile.TypeInuseObjects,
+}
+
 // pprofEncoder writes one pprof profile part by part, and does not retain written data. pprof's own package can
 // write a profile only as a whole. Since the fields of a protobuf message may be in any order, each part can have
 // its own mappings, functions and locations; their ids continue from the previous part. Strings are deduplicated
@@ -76,7 +82,7 @@ const (
 // take too much memory.
 //
 // Each sample has values for every kind in the file: a count and nanoseconds for CPU time, nanoseconds for wall-clock
-// time, and objects and bytes for allocations. The format cannot represent timestamps of samples.
+// time, and objects and bytes for allocations and memory in use. All but those of its own kind are 0. The format cannot represent timestamps of samples.
 //
 // `go tool pprof -tagfocus='span_id=^ID$'` selects one span. Without ^ and $, the tool would parse about one in 700
 // ids as a number with a unit, and find no samples.
@@ -147,22 +153,26 @@ func entries[T any](table []T) iter.Seq2[int64, T] {
 // begin writes the fields common to all parts.
 func (e *pprofEncoder) begin() {
 	e.string("")
-	for _, kind := range e.kinds {
-		switch kind {
-		case profile.TypeCPU:
-			e.message(profileSampleType, e.valueType(profile.TypeSamples, profile.UnitCount))
-		case profile.TypeAllocSpace:
-			e.message(profileSampleType, e.valueType(profile.TypeAllocObjects, profile.UnitCount))
-			e.message(profileSampleType, e.valueType(kind, profile.UnitBytes))
-			continue
+	unit := func(kind string) string {
+		if objectsOf[kind] != "" {
+			return profile.UnitBytes
 		}
-		e.message(profileSampleType, e.valueType(kind, profile.UnitNanoseconds))
+		return profile.UnitNanoseconds
 	}
-	if e.kinds[0] == profile.TypeAllocSpace {
-		e.message(profilePeriodType, e.valueType(profile.TypeSpace, profile.UnitBytes))
-	} else {
-		e.message(profilePeriodType, e.valueType(e.kinds[0], profile.UnitNanoseconds))
+	for _, kind := range e.kinds {
+		if kind == profile.TypeCPU {
+			e.message(profileSampleType, e.valueType(profile.TypeSamples, profile.UnitCount))
+		}
+		if objects := objectsOf[kind]; objects != "" {
+			e.message(profileSampleType, e.valueType(objects, profile.UnitCount))
+		}
+		e.message(profileSampleType, e.valueType(kind, unit(kind)))
 	}
+	period := e.kinds[0]
+	if objectsOf[period] != "" {
+		period = profile.TypeSpace
+	}
+	e.message(profilePeriodType, e.valueType(period, unit(e.kinds[0])))
 	e.number(profileDefaultSampleType, e.string(e.kinds[0]))
 }
 
@@ -307,11 +317,13 @@ func (e *pprofEncoder) sample(s *sample) []byte {
 		if kind != s.kind {
 			value = 0
 		}
-		switch kind {
-		case profile.TypeCPU:
+		switch {
+		case kind == profile.TypeCPU:
 			values = protowire.AppendVarint(values, uint64(value))
-		case profile.TypeAllocSpace:
+		case objectsOf[kind] != "" && kind == s.kind:
 			values = protowire.AppendVarint(values, uint64(s.objects))
+		case objectsOf[kind] != "":
+			values = protowire.AppendVarint(values, 0)
 		}
 		values = protowire.AppendVarint(values, uint64(value*s.unit))
 	}

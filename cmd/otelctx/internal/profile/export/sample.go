@@ -46,10 +46,10 @@ type sample struct {
 	// lists. Text labels precede numbers, and both are sorted by key. If a key occurs twice, the sample's
 	// attribute takes precedence over the resource's.
 	labels []label
-	kind   string // profile.TypeCPU, profile.TypeWall or profile.TypeAllocSpace
+	kind   string // profile.TypeCPU, profile.TypeWall, profile.TypeAllocSpace or profile.TypeInuseSpace
 	value  int64  // number of samples of CPU time, nanoseconds of wall-clock time, or bytes
 	unit   int64  // nanoseconds or bytes that a value of 1 stands for
-	// objects is the number of allocated objects.
+	// objects is the number of objects that are allocated or in use.
 	objects int64
 }
 
@@ -74,7 +74,7 @@ func eachSample(data *profilespb.ProfilesData) iter.Seq[sample] {
 			switch one.kind {
 			case profile.TypeCPU:
 				one.unit = p.GetPeriod()
-			case profile.TypeAllocObjects:
+			case profile.TypeAllocObjects, profile.TypeInuseObjects:
 				objects = p.GetSamples()
 				continue
 			}
@@ -85,7 +85,7 @@ func eachSample(data *profilespb.ProfilesData) iter.Seq[sample] {
 				}
 			}
 			for i, s := range p.GetSamples() {
-				if one.kind == profile.TypeAllocSpace {
+				if one.kind == profile.TypeAllocSpace || one.kind == profile.TypeInuseSpace {
 					one.objects = objects[i].GetValues()[0]
 				}
 				one.locations = d.GetStackTable()[s.GetStackIndex()].GetLocationIndices()

@@ -56,8 +56,11 @@ func (t *title) String() string {
 	}
 	start, end := time.Unix(0, int64(t.start)), time.Unix(0, int64(t.end))
 	text += fmt.Sprintf(", %s, %v", start.UTC().Format(time.DateTime+" MST"), end.Sub(start).Round(100*time.Millisecond))
-	if t.kind == profile.TypeAllocSpace {
+	switch t.kind {
+	case profile.TypeAllocSpace:
 		return text + ", allocations"
+	case profile.TypeInuseSpace:
+		return text + ", memory in use"
 	}
 	if t.period > 0 {
 		rate := (int64(time.Second) + t.period/2) / t.period

@@ -32,7 +32,7 @@ function show(number) {
 
 // amount returns what samples stand for: a time, or bytes.
 function amount(samples) {
-	if (!profile.allocations) return (samples * profile.period / 1e9).toFixed(3) + " s";
+	if (!profile.allocations && !profile.live) return (samples * profile.period / 1e9).toFixed(3) + " s";
 	const units = ["B", "KiB", "MiB", "GiB", "TiB"];
 	let n = samples, unit = 0;
 	while (n >= 1024 && unit < units.length - 1) { n /= 1024; unit++; }
@@ -100,6 +100,7 @@ function draw() {
 	graph.replaceChildren(...shown);
 	graph.style.height = (deepest + 1) * rowHeight + "px";
 	let text = profile.allocations ? amount(root.total) + " allocated"
+		: profile.live ? amount(root.total) + " in use"
 		: profile.wall ? amount(root.total) + " of wall-clock time in spans"
 		: root.total.toLocaleString("en") + " samples, " + amount(root.total) + " of CPU time";
 	if (zoomed !== root) text += "; shown: " + share(zoomed.total, root.total);
@@ -262,7 +263,7 @@ document.querySelector("form").addEventListener("submit", e => e.preventDefault(
 document.addEventListener("keydown", e => { if (e.key === "Escape") reset(); });
 window.addEventListener("resize", draw);
 
-element("kind").append(...profiles.map((p, n) => new Option(p.allocations ? "allocations" : p.wall ? "wall-clock time" : "CPU time", n)));
+element("kind").append(...profiles.map((p, n) => new Option(p.allocations ? "allocations" : p.live ? "memory in use" : p.wall ? "wall-clock time" : "CPU time", n)));
 element("kind").addEventListener("input", () => show(element("kind").value));
 element("kinds").hidden = profiles.length === 1;
 window.addEventListener("hashchange", restore);
