@@ -4,8 +4,10 @@
 package reader
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"syscall"
 
 	"github.com/otelctx/otelctx/internal/gostack"
@@ -56,11 +58,16 @@ type goroutineReading struct {
 	g            *gostack.G
 	after        []byte
 	procid, curg [8]byte
-	entry        [wire.GoroutineEntrySize]byte
+	// entry is the goroutine's entry in the goroutine table, or nil if it is not wanted. page is the
+	// index of the part that contains it.
+	entry []byte
+	page  int
 	// first is the index of the goroutine's first part: see partStack. last is the index of the
 	// part with the second copy of its g, which it shares with the other goroutines of its run.
 	first, last int
 	used        uint64
+	// wanted says that anything is read besides the first copy of the g.
+	wanted bool
 }
 
 // Indexes of the parts of a goroutine, relative to goroutineReading.first.
@@ -68,7 +75,6 @@ const (
 	partStack = iota
 	partProcid
 	partCurg
-	partEntry
 	partsEach
 )
 
@@ -87,27 +93,32 @@ func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int,
 		return nil, err
 	}
 	s.readings = sized(s.readings, len(pending))
-	readings, parts := s.readings, s.parts[:0]
+	readings := s.readings
+	s.inTable = s.inTable[:0]
+	for i := range readings {
+		r := &readings[i]
+		*r = goroutineReading{g: &gs[i]}
+		if r.wanted = c.prepare(r); r.wanted && c.entries != nil {
+			s.inTable = append(s.inTable, r)
+		}
+	}
+	parts := c.wantEntries(s.parts[:0], s.inTable)
 	for _, run := range s.runs {
 		start := refs[run.first].G
 		after := s.alloc(int(refs[run.end-1].G-start) + c.size)
 		first := len(parts)
 		for i := run.first; i < run.end; i++ {
 			r := &readings[i]
-			*r = goroutineReading{g: &gs[i], first: len(parts)}
-			if !c.prepare(r) {
+			if r.first = len(parts); !r.wanted {
 				continue
 			}
 			r.after = after[r.g.Address-start:][:c.size:c.size]
-			var procid, curg, entry remotemem.Part
+			var procid, curg remotemem.Part
 			if m := c.m(r.g); m != 0 {
 				procid = remotemem.Part{Address: m + uint64(c.runtime.MProcid), Data: r.procid[:]}
 				curg = remotemem.Part{Address: m + uint64(c.runtime.MCurg), Data: r.curg[:]}
 			}
-			if c.entries != nil {
-				entry = remotemem.Part{Address: c.entries.entry(r.g.ID), Data: r.entry[:]}
-			}
-			parts = append(parts, remotemem.Part{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, procid, curg, entry)
+			parts = append(parts, remotemem.Part{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, procid, curg)
 		}
 		if len(parts) == first {
 			continue
@@ -135,6 +146,27 @@ func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int,
 	}
 	moved, err := c.readWaits(out, waiting, waits)
 	return append(changed, moved...), err
+}
+
+// wantEntries appends parts with the entries of goroutines in the goroutine table, and sorts the readings.
+// Entries on the same page are in one part, because the kernel's cost is mostly per page and part.
+func (c *goroutineCall) wantEntries(parts []remotemem.Part, readings []*goroutineReading) []remotemem.Part {
+	const page = 4096 // the smallest page size
+	address := func(r *goroutineReading) uint64 { return c.entries.entry(r.g.ID) }
+	slices.SortFunc(readings, func(a, b *goroutineReading) int { return cmp.Compare(address(a), address(b)) })
+	for len(readings) > 0 {
+		start, n := address(readings[0]), 1
+		for n < len(readings) && address(readings[n])/page == start/page {
+			n++
+		}
+		data := c.scratch.alloc(int(address(readings[n-1])-start) + wire.GoroutineEntrySize)
+		for _, r := range readings[:n] {
+			r.entry, r.page = data[address(r)-start:][:wire.GoroutineEntrySize:wire.GoroutineEntrySize], len(parts)
+		}
+		parts = append(parts, remotemem.Part{Address: start, Data: data})
+		readings = readings[n:]
+	}
+	return parts
 }
 
 // prepare allocates the buffer for the goroutine's stack. It returns false if the goroutine needs
@@ -202,9 +234,11 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 		return false
 	}
 	out.Span, out.SpanKnown, out.LastPublished = 0, false, 0
-	if e := decodeEntry(r.entry[:]); c.entries != nil && ok[partEntry] && e.Check == wire.GoroutineCheck(out.ID, out.G, wire.ActiveSpan(e.ActiveSpan)) {
-		out.LastPublished = SpanRef(wire.ActiveSpan(e.ActiveSpan).Ref())
-		out.Span, out.SpanKnown = out.LastPublished, true // resolveSpans corrects them
+	if r.entry != nil && allOK[r.page] {
+		if e := decodeEntry(r.entry); e.Check == wire.GoroutineCheck(out.ID, out.G, wire.ActiveSpan(e.ActiveSpan)) {
+			out.LastPublished = SpanRef(wire.ActiveSpan(e.ActiveSpan).Ref())
+			out.Span, out.SpanKnown = out.LastPublished, true // resolveSpans corrects them
+		}
 	}
 	if c.labels {
 		out.labels = binary.NativeEndian.Uint64(r.g.Data[c.runtime.GLabels:])

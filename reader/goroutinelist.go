@@ -280,7 +280,7 @@ func (s *listSearch) pages(present []uint64) (uint64, error) {
 func (l *goroutineList) published(source threadTarget, v *threadView) (gs []uint64) {
 	published := map[uint64]uint64{} // ids by g
 	if v.goroutines != nil {
-		goroutines, _ := v.goroutines.inSpan(source)
+		goroutines, _ := v.goroutines.inSpan(source, nil)
 		for _, g := range goroutines[:min(len(goroutines), maxKnown)] {
 			published[g.g] = g.goid
 		}

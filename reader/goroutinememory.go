@@ -26,9 +26,11 @@ type goroutineScratch struct {
 	used     int
 	large    []byte
 	refs     []GoroutineRef
+	order    []int
 	gs       []gostack.G
 	runs     []goroutineRun
 	readings []goroutineReading
+	inTable  []*goroutineReading
 	parts    []remotemem.Part
 	ok       []bool
 }

@@ -220,7 +220,8 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	if err := call.loadLayout(v, refs); err != nil {
 		return nil, p.classify(err)
 	}
-	order := make([]int, len(refs))
+	call.scratch.order = sized(call.scratch.order, len(refs))
+	order := call.scratch.order
 	for i := range order {
 		order[i] = i
 	}

@@ -57,9 +57,10 @@ type spanGoroutine struct {
 	ref     wire.Ref
 }
 
-// inSpan returns the goroutines whose entries have a span. It reads only the pages of the table
-// that are present in memory, because reading other pages would allocate memory in the process.
-func (t *goroutineTable) inSpan(source threadTarget) ([]spanGoroutine, error) {
+// inSpan returns the goroutines whose entries have a span, except those for which skip returns true. skip
+// may be nil. inSpan reads only the pages of the table that are present in memory, because reading other
+// pages would allocate memory in the process.
+func (t *goroutineTable) inSpan(source threadTarget, skip func(GoroutineRef) bool) ([]spanGoroutine, error) {
 	pageSize := uint64(os.Getpagesize())
 	size := uint64(t.HeaderSize) + uint64(t.Capacity)*uint64(t.EntrySize)
 	first := t.Address &^ (pageSize - 1)
@@ -70,7 +71,10 @@ func (t *goroutineTable) inSpan(source threadTarget) ([]spanGoroutine, error) {
 	}
 	var all []spanGoroutine
 	const atOnce = 16
-	buffer := make([]byte, atOnce*pageSize)
+	scratch, _ := goroutineScratches.Get().(*goroutineScratch)
+	defer goroutineScratches.Put(scratch)
+	scratch.used = 0
+	buffer := scratch.alloc(int(atOnce * pageSize))
 	entries := t.Address + uint64(t.HeaderSize)
 	for len(present) > 0 {
 		n := 1
@@ -93,7 +97,9 @@ func (t *goroutineTable) inSpan(source threadTarget) ([]spanGoroutine, error) {
 			e := decodeEntry(data[t.address(index)-start:])
 			if ref := wire.ActiveSpan(e.ActiveSpan).Ref(); ref != 0 {
 				goid, g := e.Goroutine(index)
-				all = append(all, spanGoroutine{goid, g, ref})
+				if skip == nil || !skip(GoroutineRef{goid, g}) {
+					all = append(all, spanGoroutine{goid, g, ref})
+				}
 			}
 		}
 	}
@@ -107,10 +113,12 @@ func (t *goroutineTable) inSpan(source threadTarget) ([]spanGoroutine, error) {
 // For the goroutine that started a live span, see [LiveSpan.Starter]. For the span that a
 // goroutine is in now, see [Goroutine.Span].
 //
+// Goroutines for which skip returns true are left out, and cost less. skip gets their ids modulo 2^35.
+//
 // The result is empty if the process advertises no goroutine table. It has at most 65,536
 // goroutines. The error wraps [ErrNoThreadContext], [ErrNotPermitted], [ErrProcessGone],
 // [ErrInvalid] or [ErrBusy], or comes from ctx.
-func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) {
+func (p *Process) JoinedGoroutines(ctx context.Context, skip func(GoroutineRef) bool) ([]GoroutineRef, error) {
 	v, err := p.threadView(ctx)
 	if err != nil {
 		return nil, err
@@ -119,9 +127,12 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 		return nil, nil
 	}
 	source := p.until(ctx)
-	found, err := v.goroutines.inSpan(source)
+	found, err := v.goroutines.inSpan(source, skip)
 	if err != nil {
 		return nil, p.classify(err)
+	}
+	if len(found) == 0 {
+		return nil, p.confirm(v)
 	}
 	goroutineSpans := make([]goroutineSpan, len(found))
 	for i, g := range found {
@@ -184,7 +195,7 @@ func findMs(source threadTarget, v *threadView) map[uint64]uint64 {
 	}
 	gs := map[uint64]bool{}
 	if v.goroutines != nil {
-		goroutines, _ := v.goroutines.inSpan(source)
+		goroutines, _ := v.goroutines.inSpan(source, nil)
 		for _, g := range goroutines {
 			gs[g.g] = true
 		}

@@ -293,20 +293,19 @@ func (t *spanTable) batches(memory remotemem.Reader) iter.Seq2[[]LiveSpan, error
 		}
 		scratch, _ := cellScratches.Get().(*cellScratch)
 		defer cellScratches.Put(scratch)
-		spans := make([]LiveSpan, 0, min(used, cellBatch))
 		for first := 0; first < max(used, 1); first += cellBatch {
 			cells, err := t.read(memory, scratch, first, min(cellBatch, used-first))
 			if err != nil {
 				yield(nil, err)
 				return
 			}
-			spans = spans[:0]
+			scratch.spans = scratch.spans[:0]
 			for _, cell := range cells {
 				if cell != nil && t.u64(cell, cellVersion)&wire.CellOver == 0 {
-					spans = append(spans, t.decode(cell))
+					scratch.spans = append(scratch.spans, t.decode(cell))
 				}
 			}
-			if !yield(spans, nil) {
+			if !yield(scratch.spans, nil) {
 				return
 			}
 		}
@@ -317,6 +316,7 @@ func (t *spanTable) batches(memory remotemem.Reader) iter.Seq2[[]LiveSpan, error
 type cellScratch struct {
 	bytes []byte
 	cells [][]byte
+	spans []LiveSpan
 	// found and wanted are used by [cellReader]. generation is the number of the last read.
 	found      []foundCell
 	wanted     []bool

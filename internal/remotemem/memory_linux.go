@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -58,6 +59,14 @@ const (
 	fewParts = 24
 )
 
+// arguments are those of a system call that reads more than fewParts parts.
+type arguments struct {
+	local  [maxParts]unix.Iovec
+	remote [maxParts]unix.RemoteIovec
+}
+
+var argumentsPool = sync.Pool{New: func() any { return new(arguments) }}
+
 // ReadParts fills the parts in order: it reads every byte of a part before any byte of the next
 // one. To detect a change, the caller can read the same memory twice, as two parts. ReadParts makes
 // one system call per 1024 parts.
@@ -94,7 +103,12 @@ func (m Memory) readParts(parts []Part) (int, error) {
 	)
 	local, remote := fewLocal[:0], fewRemote[:0]
 	if len(parts) > fewParts {
-		local, remote = make([]unix.Iovec, 0, len(parts)), make([]unix.RemoteIovec, 0, len(parts))
+		many, _ := argumentsPool.Get().(*arguments)
+		defer func() {
+			clear(many.local[:len(parts)]) // do not retain the data
+			argumentsPool.Put(many)
+		}()
+		local, remote = many.local[:0], many.remote[:0]
 	}
 	total := 0
 	for i := range parts {

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"encoding/hex"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -273,8 +272,8 @@ func (r *Recording) wallDocument(t *Tables) WallDocument {
 			RunningNano: int64(row.Running), QueuedNano: int64(row.Queued), RunnableNano: int64(row.Runnable), UnknownNano: int64(row.Unknown),
 			WaitsNano: map[string]int64{}, Snapshots: row.Snapshots,
 		}
-		for kind, d := range row.Waits {
-			name.WaitsNano[kind] = int64(d)
+		for _, w := range row.Waits {
+			name.WaitsNano[w.Kind] = int64(w.Time)
 		}
 		if r.CPU != nil {
 			name.CPUNano = new(int64(row.cpu))
@@ -502,10 +501,9 @@ func (s *wallReport) attributes() {
 func (s *wallReport) kinds() {
 	var lines [][]string
 	var times []time.Duration
-	for _, kind := range byTime(s.total.Waits) {
-		d := s.total.Waits[kind]
-		times = append(times, d)
-		lines = append(lines, []string{"  " + display.Seconds(d), shareOf(d, s.total.Total), display.Escape(kind)})
+	for _, w := range byTime(s.total.Waits) {
+		times = append(times, w.Time)
+		lines = append(lines, []string{"  " + display.Seconds(w.Time), shareOf(w.Time, s.total.Total), display.Escape(w.Kind)})
 	}
 	s.lines("What spans wait for", times, []string{columnShare, display.ColumnWaitingFor}, lines)
 }
@@ -541,18 +539,18 @@ func shareOf(part, whole time.Duration) string {
 }
 
 // byTime returns the kinds of waits, the longest first.
-func byTime(kinds map[string]time.Duration) []string {
-	return slices.SortedFunc(maps.Keys(kinds), func(a, b string) int {
-		return cmp.Or(cmp.Compare(kinds[b], kinds[a]), strings.Compare(a, b))
+func byTime(waits []wall.Wait) []wall.Wait {
+	return slices.SortedFunc(slices.Values(waits), func(a, b wall.Wait) int {
+		return cmp.Or(cmp.Compare(b.Time, a.Time), strings.Compare(a.Kind, b.Kind))
 	})
 }
 
 // allWaits returns the three longest kinds of wait with their times, or "-".
-func allWaits(kinds map[string]time.Duration) string {
+func allWaits(waits []wall.Wait) string {
 	const most = 3
 	var all []string
-	for _, kind := range byTime(kinds) {
-		all = append(all, display.Escape(kind)+" "+display.Seconds(kinds[kind]))
+	for _, w := range byTime(waits) {
+		all = append(all, display.Escape(w.Kind)+" "+display.Seconds(w.Time))
 	}
 	if len(all) == 0 {
 		return "-"
@@ -561,9 +559,9 @@ func allWaits(kinds map[string]time.Duration) string {
 }
 
 // mainWait returns the longest kind of wait, or "-".
-func mainWait(kinds map[string]time.Duration) string {
-	if len(kinds) == 0 {
+func mainWait(waits []wall.Wait) string {
+	if len(waits) == 0 {
 		return "-"
 	}
-	return display.Escape(byTime(kinds)[0])
+	return display.Escape(byTime(waits)[0].Kind)
 }

@@ -21,9 +21,9 @@ type Process struct {
 	process *reader.Process
 	files   *symbols.Files
 	program *Program // nil before the first call of Program
-	// spans and goroutines are the numbers of spans and goroutines in the last snapshot. They size the next
-	// one.
-	spans, goroutines int
+	// scratch is memory that successive samples reuse, and spare a snapshot whose memory the next one may use, or nil.
+	scratch scratch
+	spare   *Snapshot
 }
 
 // Open prepares to read a process, which must be closed. The error wraps one of package reader.

@@ -41,14 +41,15 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Snapshot, error
 	if err != nil {
 		return nil, err
 	}
-	const spare = 16 // room for more entries than in the last snapshot
 	if options.Probability <= 0 {
 		options.Probability = 1
 	}
-	s := &sampling{
-		Process: p, options: options, share: 1, known: make(map[reader.GoroutineRef]int, p.goroutines),
-		Snapshot: &Snapshot{Program: program, Spans: make([]Span, 0, p.spans+spare), Goroutines: make([]Goroutine, 0, p.goroutines+spare)},
+	s := &sampling{Process: p, options: options, share: 1, scratch: &p.scratch, Snapshot: &Snapshot{Program: program}}
+	if spare := p.spare; spare != nil {
+		p.spare = nil
+		s.Spans, s.Goroutines, s.byRef, s.started = spare.Spans[:0], spare.Goroutines[:0], spare.byRef, spare.started
 	}
+	s.reset()
 	for batch, err := range p.process.SpanBatches(ctx) {
 		if err != nil {
 			return nil, err
@@ -60,7 +61,7 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Snapshot, error
 			return nil, err
 		}
 	}
-	joined, err := p.process.JoinedGoroutines(ctx)
+	joined, err := p.process.JoinedGoroutines(ctx, s.isKnown)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +74,6 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Snapshot, error
 	if err := s.readInherited(ctx); err != nil {
 		return nil, err
 	}
-	p.spans, p.goroutines = len(s.Spans), len(s.Goroutines)
 	s.index()
 	if err := s.reconcile(ctx); err != nil {
 		return nil, err
@@ -81,22 +81,38 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Snapshot, error
 	return s.Snapshot, p.confirm(ctx, program)
 }
 
+// Recycle lets the next snapshot use the memory of this one, which must not be used afterwards.
+func (p *Process) Recycle(snap *Snapshot) { p.spare = snap }
+
 // sampling is the state of Sample.
 type sampling struct {
 	*Process
 	*Snapshot
+	*scratch
 
 	options Options
+	// share is the share of the goroutines to be read that was examined.
+	share float64
+	// frames is the number of frames in the stacks read so far.
+	frames int
+}
+
+// scratch is memory that successive samples reuse.
+type scratch struct {
 	// known maps goroutines to their indexes in the snapshot, or to leftOut. refs lists the goroutines that are still
 	// to be read.
 	known map[reader.GoroutineRef]int
 	refs  []reader.GoroutineRef
-	// share is the share of the goroutines to be read that was examined.
-	share float64
 	// times holds the time just before each goroutine was read, by its index in the snapshot.
 	times []time.Time
-	// frames is the number of frames in the stacks read so far.
-	frames int
+}
+
+func (s *scratch) reset() {
+	if s.known == nil {
+		s.known = map[reader.GoroutineRef]int{}
+	}
+	clear(s.known)
+	s.refs, s.times = s.refs[:0], s.times[:0]
 }
 
 // leftOut is the index of a goroutine that is not read.
@@ -126,16 +142,19 @@ func (s *sampling) want(ref reader.GoroutineRef) int {
 	return i
 }
 
+// isKnown reports whether a goroutine has been requested before.
+func (s *sampling) isKnown(ref reader.GoroutineRef) bool {
+	_, known := s.known[ref]
+	return known
+}
+
 // readInherited reads the goroutines that have inherited a span and published nothing themselves.
 func (s *sampling) readInherited(ctx context.Context) error {
 	most := s.options.Examined
 	if most == 0 {
 		most = math.MaxInt
 	}
-	inherited, share, err := s.process.InheritedGoroutines(ctx, most, func(ref reader.GoroutineRef) bool {
-		_, known := s.known[ref]
-		return known
-	})
+	inherited, share, err := s.process.InheritedGoroutines(ctx, most, s.isKnown)
 	if errors.Is(err, reader.ErrNoGoroutineList) {
 		s.miss(fmt.Errorf("goroutines that have inherited a span: %w", err))
 		return nil

@@ -27,6 +27,8 @@ type Snapshot struct {
 
 	// byRef maps spans to their indexes in Spans.
 	byRef map[reader.SpanRef]int
+	// started is the memory of the goroutines' Started.
+	started []int
 	// others is nil in samples.
 	*others
 }
@@ -128,15 +130,19 @@ func (snap *Snapshot) drop(unwanted func(s *Span) bool) {
 
 // index fills in byRef, [Goroutine.Started], [Goroutine.In] and [Span.Joined].
 func (snap *Snapshot) index() {
-	snap.byRef = make(map[reader.SpanRef]int, len(snap.Spans))
-	counts := make([]int, len(snap.Goroutines))
+	if snap.byRef == nil {
+		snap.byRef = make(map[reader.SpanRef]int, len(snap.Spans))
+	}
+	clear(snap.byRef)
+	snap.started = slices.Grow(snap.started[:0], len(snap.Goroutines)+len(snap.Spans))
+	counts, all := snap.started[:len(snap.Goroutines)], snap.started[len(snap.Goroutines):len(snap.Goroutines)+len(snap.Spans)]
+	clear(counts)
 	for i := range snap.Spans {
 		snap.byRef[snap.Spans[i].Ref] = i
 		if g := snap.Spans[i].Goroutine; g >= 0 {
 			counts[g]++
 		}
 	}
-	all := make([]int, len(snap.Spans))
 	for i, n := range counts {
 		snap.Goroutines[i].Started, all = all[:0:n], all[n:]
 	}
@@ -147,10 +153,9 @@ func (snap *Snapshot) index() {
 		}
 		g := &snap.Goroutines[s.Goroutine]
 		g.Started = append(g.Started, i)
-		// Keep Started sorted by start time. An insertion is cheap, because few goroutines have many spans.
-		for j := len(g.Started) - 1; j > 0 && snap.Spans[g.Started[j-1]].Start.After(s.Start); j-- {
-			g.Started[j-1], g.Started[j] = g.Started[j], g.Started[j-1]
-		}
+	}
+	for i := range snap.Goroutines {
+		slices.SortStableFunc(snap.Goroutines[i].Started, func(a, b int) int { return snap.Spans[a].Start.Compare(snap.Spans[b].Start) })
 	}
 	for i := range snap.Spans {
 		snap.Spans[i].Joined = nil

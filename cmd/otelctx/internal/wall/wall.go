@@ -10,31 +10,21 @@
 package wall
 
 import (
-	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
-	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/timelimit"
-	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -64,109 +54,6 @@ type Config struct {
 	Part func(*profilespb.ProfilesData)
 }
 
-// Result holds what was measured in a recording or in one of its periods.
-type Result struct {
-	Start, End time.Time
-	// Recorded is the number of processes that were recorded, whether or not they had spans.
-	Recorded int
-	// Snapshots counts the snapshots, and Goroutines the goroutines read in all of them.
-	Snapshots, Goroutines uint64
-	// Torn counts reads that were repeated because the goroutine changed meanwhile.
-	Torn uint64
-	// Lost counts goroutines that changed during every attempt.
-	Lost uint64
-	// Sampled reports whether there were so many goroutines that some snapshots contain only a random part of
-	// them.
-	Sampled bool
-	// Late is the average delay of the snapshots, and Latest the largest.
-	Late, Latest time.Duration
-	// Skipped counts the snapshots that were not taken, because the previous one took too long or the process
-	// could not be read. The next snapshot counts for their time too.
-	Skipped uint64
-	// Overloaded reports whether snapshots were late by more than a tenth of their interval on average. The times
-	// are then less exact than their standard errors suggest.
-	Overloaded bool
-	// Rows add up the time. Functions is nil: see Waits.
-	tally.Rows[Times]
-	// Waits holds the time of waits by kind and by the function of the user's code that waits, in descending
-	// order.
-	Waits []FunctionTime
-	// Filtered counts the goroutines that Config.Filters left out.
-	Filtered uint64
-	// FilteredAttributes holds the attributes of these goroutines if none passed Config.Filters.
-	FilteredAttributes filter.Dropped
-	// Missing holds the reasons why some of the data could not be read.
-	Missing []error
-	// Ended reports whether the recording ended because all processes had ended.
-	Ended bool
-}
-
-// Times is wall-clock time by goroutine state. Waits breaks down the time of waits and system calls by kind.
-type Times struct {
-	// Queued is the part of Running in which the goroutine's thread waited for a processor.
-	Total, Running, Queued, Runnable, Unknown time.Duration
-	Waits                                     map[string]time.Duration
-	// Seen counts how often goroutines were found in these spans, and Snapshots the snapshots that found some. Snapshots
-	// is set only for span names.
-	Seen, Snapshots uint64
-	// squares is the sum of the squared increments, in seconds squared.
-	squares float64
-	// kind is the kind of wait of a single goroutine, to which Total belongs.
-	kind string
-}
-
-// newTimes returns the time of a goroutine in a state. queued is the part of a running goroutine's time in which its
-// thread waited for a processor.
-func newTimes(state reader.GoroutineState, kind string, d time.Duration, queued float64) Times {
-	t := Times{Total: d, Seen: 1, squares: d.Seconds() * d.Seconds(), kind: kind}
-	switch {
-	case kind != "":
-	case state == reader.GoroutineRunning:
-		t.Running, t.Queued = d, time.Duration(queued*float64(d))
-	case state == reader.GoroutineRunnable:
-		t.Runnable = d
-	default:
-		t.Unknown = d
-	}
-	return t
-}
-
-// Add implements [tally.Amount].
-func (t Times) Add(o Times) Times {
-	if t.Waits == nil && (o.kind != "" || len(o.Waits) > 0) {
-		t.Waits = map[string]time.Duration{}
-	}
-	if o.kind != "" {
-		t.Waits[o.kind] += o.Total
-	}
-	for kind, d := range o.Waits {
-		t.Waits[kind] += d
-	}
-	t.Total, t.Running, t.Queued = t.Total+o.Total, t.Running+o.Running, t.Queued+o.Queued
-	t.Runnable, t.Unknown = t.Runnable+o.Runnable, t.Unknown+o.Unknown
-	t.Seen, t.squares = t.Seen+o.Seen, t.squares+o.squares
-	return t
-}
-
-// Weight implements [tally.Amount].
-func (t Times) Weight() uint64 { return uint64(max(t.Total, 0)) }
-
-// Waiting returns the total time of waits and system calls.
-func (t Times) Waiting() time.Duration { return t.Total - t.Running - t.Runnable - t.Unknown }
-
-// Error returns the standard error of the total. It assumes that in each snapshot every goroutine is in a
-// different span and all spans are independent. For spans longer than the interval between snapshots the
-// real error is smaller. The effect of late snapshots is not included.
-func (t Times) Error() time.Duration {
-	return time.Duration(math.Sqrt(t.squares) * float64(time.Second))
-}
-
-// FunctionTime is the time of waits of one kind in a function.
-type FunctionTime struct {
-	Service, Function, Kind string
-	Time                    time.Duration
-}
-
 const (
 	// maxGoroutines is the approximate limit on the goroutines that are read for a snapshot of a process. If the
 	// previous snapshot found more, a random part is read.
@@ -174,10 +61,6 @@ const (
 	// maxExamined is the number of goroutines that are examined for a snapshot to find those that have inherited a
 	// span. If there are more, a random part is examined.
 	maxExamined = 4096
-	// maxWaits bounds the waits by function, and the span names whose snapshots are counted. Beyond it, waits are
-	// counted under the name others.
-	maxWaits = 1 << 14
-	others   = "(others)"
 	// partTime is the length of a part of a profile. It is exceeded if writing the previous part takes longer, as to a
 	// pipe. After maxPartTime, which bounds the memory, even the snapshots wait for that.
 	partTime    = 10 * time.Second
@@ -188,14 +71,7 @@ const (
 	maxProcesses = 64
 	// maxOpening bounds the processes that are opened at the same time. One user cannot block that many.
 	maxOpening = 128
-	// maxMissing bounds Result.Missing.
-	maxMissing = 8
 )
-
-type waitKey struct{ service, function, kind string }
-
-// nameKey identifies the spans with one name in the requests to one endpoint.
-type nameKey struct{ service, endpoint, name string }
 
 // target is a recorded process.
 type target struct {
@@ -208,32 +84,6 @@ type target struct {
 	probability float64
 	missing     []error // from the last snapshot
 	threads     threads
-}
-
-// program is a program that a target runs.
-type program struct {
-	*waiting.Program
-
-	resource profile.Resource
-	// attributes are those of resource, for the filters.
-	attributes []*commonpb.KeyValue
-	service    string
-	// described, tops and key are used only by the method snapshot.
-	described map[string]*stack
-	tops      map[string]*symbols.Location
-	key       []byte // scratch space
-}
-
-func newProgram(p *waiting.Program) *program {
-	n := &program{Program: p, service: p.Service(), described: map[string]*stack{}, tops: map[string]*symbols.Location{}}
-	attributes := p.Attributes
-	if n.service == "" {
-		n.service = "unknown_service"
-		attributes = append(slices.Clip(attributes), profile.StringAttribute(string(semconv.ServiceNameKey), n.service))
-	}
-	n.attributes = attributes
-	n.resource, _ = profile.NewResource(attributes, p.SchemaURL)
-	return n
 }
 
 // Recorder records processes. Its methods must not be called concurrently.
@@ -255,12 +105,7 @@ type Recorder struct {
 	ended    int
 	// goroutines counts the goroutines in all snapshots of all periods.
 	goroutines uint64
-	// The fields below belong to the current period.
-	result Result
-	tally  *tally.Tally[Times]
-	waits  map[waitKey]*FunctionTime
-	met    map[nameKey]uint64 // snapshots by span name
-	late   time.Duration
+	period     *period // the current one
 }
 
 // Open prepares a recording: it opens the processes of PIDs and reads their symbols. Record or Close releases
@@ -347,9 +192,7 @@ func (r *Recorder) EndPeriod() *Result {
 }
 
 func (r *Recorder) newPeriod(start time.Time) {
-	r.result = Result{Start: start, Recorded: len(r.recorded), FilteredAttributes: filter.Dropped{}}
-	r.tally, r.late = tally.New[Times](r.Attributes), 0
-	r.waits, r.met = map[waitKey]*FunctionTime{}, map[nameKey]uint64{}
+	r.period = newPeriod(&r.Config, start, len(r.recorded))
 }
 
 // failure is an error that ends the recording.
@@ -426,25 +269,17 @@ func (r *Recorder) admit(t *target) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.recorded) >= len(r.PIDs)+maxProcesses {
-		r.miss(errTooManyProcesses)
+		r.period.miss(errTooManyProcesses)
 		return false
 	}
 	r.recorded[t.pid] = true
-	r.result.Recorded++
+	r.period.result.Recorded++
 	r.admitted++
 	t.last = time.Now()
 	return true
 }
 
 var errTooManyProcesses = fmt.Errorf("further processes: %d are being recorded", maxProcesses)
-
-// miss adds a reason why data is missing. The caller must hold r.mu.
-func (r *Recorder) miss(err error) {
-	known := slices.ContainsFunc(r.result.Missing, func(m error) bool { return m.Error() == err.Error() })
-	if !known && len(r.result.Missing) < maxMissing {
-		r.result.Missing = append(r.result.Missing, err)
-	}
-}
 
 // record takes snapshots of a process until the recording or the process ends. The last snapshot covers the
 // rest of the time. An error is returned only if the first snapshot fails.
@@ -457,7 +292,7 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 		defer r.mu.Unlock()
 		delete(r.recorded, t.pid)
 		for _, m := range t.missing {
-			r.miss(m)
+			r.period.miss(m)
 		}
 	}()
 	period := time.Second / time.Duration(r.Frequency)
@@ -493,6 +328,7 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 			return nil // The process now runs a program that is not selected.
 		case err == nil:
 			r.add(t, snapshot, now, max(now.Sub(due), 0))
+			t.process.Recycle(snapshot.Snapshot)
 		case t.snapshots == 0 && !errors.Is(err, reader.ErrBusy) && !errors.Is(err, reader.ErrNoThreadContext) && ctx.Err() == nil:
 			return err
 		default: // The next snapshot counts for this time, too. A program that was executed may not have published yet.
@@ -515,7 +351,7 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 func (r *Recorder) skip(snapshots uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.result.Skipped += snapshots
+	r.period.result.Skipped += snapshots
 }
 
 // described is a snapshot with the descriptions of its goroutines' stacks.
@@ -557,9 +393,6 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 	t.snapshots++
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.result.Snapshots++
-	r.late += late
-	r.result.Latest = max(r.result.Latest, late)
 	if length := now.Sub(r.begun); length > partTime {
 		if length > maxPartTime {
 			<-r.delivered
@@ -570,160 +403,46 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 		default: // The previous part is still being written, so this one continues.
 		}
 	}
-	r.result.Torn, r.result.Lost = r.result.Torn+uint64(snapshot.Torn), r.result.Lost+uint64(snapshot.Lost)
-	r.result.Goroutines += uint64(len(snapshot.Goroutines))
+	p := r.period
+	p.result.Snapshots++
+	p.late += late
+	p.result.Latest = max(p.result.Latest, late)
+	p.result.Torn, p.result.Lost = p.result.Torn+uint64(snapshot.Torn), p.result.Lost+uint64(snapshot.Lost)
+	p.result.Goroutines += uint64(len(snapshot.Goroutines))
 	r.goroutines += uint64(len(snapshot.Goroutines))
 	var expected float64
 	for i := range snapshot.Goroutines {
 		weight := snapshot.Goroutines[i].Weight
 		expected += weight
-		r.result.Sampled = r.result.Sampled || weight > 1
+		p.result.Sampled = p.result.Sampled || weight > 1
 	}
 	t.probability = min(1, maxGoroutines/max(expected, 1))
 	if replaced {
 		return // It is unknown how long the process has been running this program.
 	}
-	met := map[nameKey]bool{}
 	for i := range snapshot.Goroutines {
 		g := &snapshot.Goroutines[i]
-		if g.In < 0 {
-			continue
+		if g.In < 0 || g.State == reader.GoroutineGone && !g.Elsewhere {
+			continue // It is in no span, or has exited without ending the live span that it started.
 		}
-		s := &snapshot.Spans[g.In]
-		if g.State == reader.GoroutineGone && !g.Elsewhere {
-			continue // The span is live, but the goroutine that started it is not in it.
-		}
-		known := snapshot.stacks[i]
-		var attributes []*commonpb.KeyValue
-		if r.Part != nil || len(r.Filters) > 0 {
-			attributes = attributesOf(g, s, known)
-		}
-		if ids := (filter.IDs{TraceID: s.TraceID, SpanID: s.SpanID}); !r.Filters.Pass(ids, attributes, t.program.attributes) {
-			if r.result.Filtered++; r.tally.Total.Seen == 0 {
-				r.result.FilteredAttributes.Add(r.Filters, ids, attributes, t.program.attributes)
-			}
-			continue
-		}
-		weighted := time.Duration(float64(elapsed) * g.Weight)
-		r.tally.Add(sampleOf(t, g, s), newTimes(known.state, known.kind, weighted, t.threads.queued(g)))
-		if name := (nameKey{t.program.service, s.Endpoint, s.Name}); len(r.met) < maxWaits {
-			met[name] = true
-		}
-		if known.kind != "" {
-			r.wait(waitKey{t.program.service, known.function, known.kind}).Time += weighted
-		}
-		if r.Part != nil {
-			r.builder.AddTime(t.program.resource, known.locations, s.TraceID, s.SpanID, attributes, weighted)
-		}
+		d := float64(elapsed) * g.Weight
+		p.observe(t, &snapshot.Spans[g.In], snapshot.stacks[i], time.Duration(d), time.Duration(d*t.threads.queued(g)))
 	}
-	for name := range met {
-		r.met[name]++
+	if p.full() {
+		r.addUp()
 	}
 	if r.Progress != nil {
 		r.Progress(time.Since(r.start), r.goroutines)
 	}
 }
 
-// stack describes goroutines with equal stacks.
-type stack struct {
-	state          reader.GoroutineState
-	kind, function string
-	// locations is the symbolized stack. A single frame with the state or the kind of wait replaces the
-	// innermost runtime functions.
-	locations []*symbols.Location
-}
-
-// maxStacks bounds the cached stacks of a process.
-const maxStacks = 1 << 14
-
-// describe returns the description of a goroutine's stack, from the cache if possible.
-func (p *program) describe(g *waiting.Goroutine) *stack {
-	p.key = append(append(p.key[:0], byte(g.State)), g.WaitReason...)
-	for _, pc := range g.Stack {
-		p.key = binary.NativeEndian.AppendUint64(p.key, pc)
+// addUp adds what was observed to the period's rows and to the current part. The caller must hold r.mu.
+func (r *Recorder) addUp() {
+	builder := r.builder
+	if r.Part == nil {
+		builder = nil
 	}
-	known, ok := p.described[string(p.key)]
-	if ok {
-		return known
-	}
-	frames := p.Frames(g)
-	known = &stack{state: g.State, kind: waiting.Kind(g, frames), function: "(unknown)"}
-	if i := p.User(frames); i >= 0 {
-		known.function = frames[i].Function
-	}
-	known.locations = p.locations(g, known.kind)
-	if len(p.described) >= maxStacks {
-		clear(p.described)
-	}
-	p.described[string(p.key)] = known
-	return known
-}
-
-func (p *program) locations(g *waiting.Goroutine, kind string) []*symbols.Location {
-	name := "[" + g.State.String() + "]"
-	if g.State == reader.GoroutineWaiting {
-		name = "[waiting: " + kind + "]"
-	} else if kind != "" {
-		name = "[" + kind + "]"
-	}
-	top, ok := p.tops[name]
-	if !ok {
-		top = &symbols.Location{Lines: []symbols.Line{{Function: name}}}
-		p.tops[name] = top
-	}
-	stack := p.Locations(g)
-	for len(stack) > 1 && len(stack[0].Lines) > 0 && inRuntime(stack[0].Lines) {
-		stack = stack[1:]
-	}
-	return append([]*symbols.Location{top}, stack...)
-}
-
-// sampleOf describes a goroutine in a span for the tally.
-func sampleOf(t *target, g *waiting.Goroutine, s *waiting.Span) *tally.Sample {
-	attributes := g.Attributes
-	for _, a := range [...]reader.Attribute{{Key: wire.NameKey, Value: s.Name}, {Key: wire.EndpointKey, Value: s.Endpoint}} {
-		if a.Value != "" {
-			attributes = append(slices.Clip(attributes), a)
-		}
-	}
-	return &tally.Sample{
-		PID: t.pid, Service: t.program.service, Attributes: attributes,
-		Span: &tally.Span{TraceID: s.TraceID, SpanID: s.SpanID, LocalRootSpanID: s.LocalRootSpanID, Proven: true},
-	}
-}
-
-// attributesOf returns the attributes of a goroutine's samples in a span: those published with the span, and what is
-// known of the goroutine.
-func attributesOf(g *waiting.Goroutine, s *waiting.Span, known *stack) []*commonpb.KeyValue {
-	var attributes []*commonpb.KeyValue
-	for _, a := range g.Attributes {
-		attributes = append(attributes, profile.StringAttribute(a.Key, a.Value))
-	}
-	attributes = append(attributes, profile.StringAttribute("otelctx.goroutine.state", known.state.String()))
-	for _, a := range [...]struct{ key, value string }{{"otelctx.wait.kind", known.kind}, {wire.NameKey, s.Name}, {wire.EndpointKey, s.Endpoint}} {
-		if a.value != "" {
-			attributes = append(attributes, profile.StringAttribute(a.key, a.value))
-		}
-	}
-	return attributes
-}
-
-func inRuntime(lines []symbols.Line) bool {
-	return !slices.ContainsFunc(lines, func(l symbols.Line) bool { return !strings.HasPrefix(l.Function, "runtime.") })
-}
-
-// wait returns the entry of a wait. Beyond maxWaits, it is the entry named others.
-func (r *Recorder) wait(key waitKey) *FunctionTime {
-	known := r.waits[key]
-	if known == nil && len(r.waits) >= maxWaits {
-		key = waitKey{others, others, others}
-		known = r.waits[key]
-	}
-	if known == nil {
-		known = &FunctionTime{Service: key.service, Function: key.function, Kind: key.kind}
-		r.waits[key] = known
-	}
-	return known
+	r.period.addUp(builder)
 }
 
 func (r *Recorder) newPart() {
@@ -733,6 +452,7 @@ func (r *Recorder) newPart() {
 
 // endPart begins a new part, and passes the previous one to Part without waiting. The caller must hold r.mu.
 func (r *Recorder) endPart() {
+	r.addUp()
 	builder := r.builder
 	r.newPart()
 	if r.Part == nil {
@@ -750,22 +470,5 @@ func (r *Recorder) endPart() {
 // endPeriod ends the current part, and returns the result of the period. The caller must hold r.mu.
 func (r *Recorder) endPeriod() *Result {
 	r.endPart()
-	result := r.result
-	result.End = time.Now()
-	if result.Snapshots > 0 {
-		result.Late = r.late / time.Duration(result.Snapshots)
-		result.Overloaded = result.Late > time.Second/time.Duration(10*r.Frequency)
-	}
-	result.Rows = r.tally.Rows()
-	for i := range result.SpanNames {
-		n := &result.SpanNames[i]
-		n.Amount.Snapshots = r.met[nameKey{n.Service, n.Endpoint, n.Name}]
-	}
-	for _, f := range r.waits {
-		result.Waits = append(result.Waits, *f)
-	}
-	slices.SortFunc(result.Waits, func(a, b FunctionTime) int {
-		return cmp.Or(cmp.Compare(b.Time, a.Time), strings.Compare(a.Service+a.Function+a.Kind, b.Service+b.Function+b.Kind))
-	})
-	return &result
+	return r.period.end()
 }
