@@ -13,6 +13,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -32,8 +33,9 @@ const (
 	gSP, gPC, gSelf, gBP, gStatus, gGoid, gLabels, gSize = 56, 64, 72, 96, 144, 152, 352, 512
 	gM, mProcid, mCurg                                   = 48, 64, 184
 	statusRunning, statusWaiting                         = 2, 4
-	// cellGoid and cellG are the offsets of the fields in a span's cell that hold the id and the address of the g.
-	cellGoid, cellG = 40, 88
+	// cellGoid, cellStart and cellG are the offsets of the fields in a span's cell that hold the id of the goroutine, the
+	// start time and the address of the g.
+	cellGoid, cellStart, cellG = 40, 80, 88
 	// imageFrames is the number of frames of each stack.
 	imageFrames = 5
 )
@@ -46,6 +48,8 @@ type image struct {
 	// gs holds the addresses of the goroutines' g structs. The goroutine gs[i] has the id i+1 and has started
 	// the span in cell i.
 	gs []uint64
+	// allgs is the address of the list of all gs, if addWaits has added one.
+	allgs uint64
 }
 
 // alloc appends zeroed memory to the image and returns its address.
@@ -259,6 +263,33 @@ func TestOneGoroutine(t *testing.T) {
 	require.Len(t, d.Stacks, spans) // The other goroutines are in spans that they have not started.
 	assert.Len(t, d.Stacks[1].Frames, frames)
 	assert.Len(t, d.Stacks[2].Frames, imageFrames)
+}
+
+// TestManySpansOfOneGoroutine checks that otelctx needs limited time if one goroutine has started tens of thousands of
+// spans, the latest in the first cell, and returns from one to the next.
+func TestManySpansOfOneGoroutine(t *testing.T) {
+	otelctx, attacker := builtCommand(t), attacker(t)
+	const spans = 40_000
+	m := newImage(spans)
+	fields := wire.CellFields()
+	previous := fields[slices.IndexFunc(fields, func(f wire.Field) bool { return f.Name == "previous" })].Offset
+	began := time.Now().Add(-time.Hour)
+	for i := range spans {
+		m.set(m.cell(i)+cellGoid, 1)
+		m.set(m.cell(i)+cellStart, uint64(began.Add(time.Duration(spans-i)*time.Millisecond).UnixNano()))
+		m.set(m.cell(i)+cellG, m.gs[0])
+		if i > 0 {
+			m.entry(i, 0) // Only goroutine 1 is in a span.
+		}
+		if i+1 < spans {
+			m.set(m.cell(i)+uint64(previous), uint64(wire.RefGeneration|(i+1)<<wire.RefIndexShift))
+		}
+	}
+	var d struct {
+		Spans []struct{ Goroutine int }
+	}
+	require.NoError(t, json.Unmarshal(self.run(t, maxOutput, otelctx, "spans", "--json", m.start(t, attacker)), &d))
+	assert.Len(t, d.Spans, spans)
 }
 
 func checkGoroutines(t *testing.T, output []byte, all, good int) {
