@@ -9,7 +9,8 @@
 // samples: then the linker turns sampling off. Importing this package turns it on again with the same rate. Programs
 // that use net/http/pprof or runtime.MemProfile do not need it.
 //
-// A sample takes about 4 µs, whether or not anybody records. At 1 GB/s, that is 0.8 % of a processor. The runtime also
+// A sample takes about 1 µs, or longer with deep stacks, whether or not anybody records. At 1 GB/s, even 4 µs would be
+// 0.8 % of a processor. The runtime also
 // keeps a bucket of about 500 bytes for each different stack that allocates.
 //
 // Programs that set runtime.MemProfileRate themselves keep their rate. To turn sampling off, do not import the package, or
