@@ -226,16 +226,24 @@ func TestPollAlone(t *testing.T) {
 	w.followChanges(ctx) // returns at once
 	c := startShell(t)
 	c.Send("go")
-	await := func(recorded, gone int) {
+	poll := func(reached func() bool) {
 		require.Eventually(t, func() bool {
 			w.poll(ctx)
-			r, g := w.state(c.PID())
-			return r == recorded && g == gone
+			return reached()
 		}, testenv.Patience, time.Millisecond)
 	}
-	await(1, 0)
+	// A scan of the shell while it executes sleep may have recorded the shell's image, which the next poll retires.
+	poll(func() bool {
+		image, err := w.sampler.Image(c.PID())
+		require.NoError(t, err)
+		recorded, _ := w.state(c.PID())
+		return recorded == 1 && w.targets.find(image) != nil
+	})
 	c.Kill()
-	await(0, 1)
+	poll(func() bool {
+		recorded, gone := w.state(c.PID())
+		return recorded == 0 && gone > 0
+	})
 }
 
 // TestPacer checks that a process that changes all the time is scanned six times in five seconds, that the
