@@ -23,10 +23,15 @@ demo: build ## Run a traced service and show what a profiler sees of it.
 # timeout is long enough for a busy machine, so it only ends tests that hang.
 TEST := $(GO) test -vet=off -ldflags=-w -p 4 -timeout 60m
 
+# With these tags, the packages net and os/user do not use cgo. Therefore programs that tests build with
+# cgo share nearly all compiled packages with those without.
+SHARED := netgo,osusergo
+
 .PHONY: test
 test: export CGO_ENABLED := 0
+test: export GOFLAGS := $(shell $(GO) env GOFLAGS) -tags=$(SHARED)
 test: ## Test the library and the command: 2 to 5 minutes on two processors.
-	@JOBS=2 .ci/test . cmd/otelctx -- $(TEST) -tags invariants
+	@JOBS=2 .ci/test . cmd/otelctx -- $(TEST) -tags invariants,$(SHARED)
 
 # The benchmarks module is tested without the race detector, because the detector would distort its
 # measurements.

@@ -141,6 +141,7 @@ func evaluate[T any](b *browser, expression string) (value T) {
 // TestFlameGraphInBrowser checks that a graph can be searched, zoomed and filtered, and that a page does
 // not run scripts hidden in the names of functions, spans and services.
 func TestFlameGraphInBrowser(t *testing.T) {
+	testenv.NeedAll(t) // because Chromium takes more than ten seconds of CPU time
 	path := filepath.Join(t.TempDir(), "a.html")
 	require.NoError(t, write(path, HTML, requests(t)))
 	b := openPage(t, path)
