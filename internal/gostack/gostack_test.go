@@ -372,6 +372,28 @@ func TestUnwindSignal(t *testing.T) {
 	}
 }
 
+// If a goroutine was preempted at the start of a function, before the function's frame existed, unwinding still finds the
+// function's caller.
+func TestUnwindPrologue(t *testing.T) {
+	const size = 32 // of the caller's frame
+	code := frameSizes{0x40_2004: {"main.f", 0}, 0x40_3002: {"main.caller", size}, 0x40_4003: {"main.main", 24}}
+	for name, f := range fakes {
+		l := f.known(t)
+		g := f.goroutine(1, StatusRunnable, 0x40_4004, fakeGoexit)
+		frame := g.word(l.BP)
+		if f.arm64 {
+			g.put(l.SP, frame+8)
+			g.put(l.LR, 0x40_3003)
+		} else {
+			g.put(l.SP, frame-size)
+			g.Stack.put(frame-size, 0x40_3003)
+		}
+		pcs, result := l.Unwind(&g, code, nil)
+		assert.Equal(t, []uint64{0x40_2004, 0x40_3002, 0x40_4003}, pcs, name)
+		assert.Equal(t, Complete, result, name)
+	}
+}
+
 func TestSameAs(t *testing.T) {
 	f := fakes["go 1.26"]
 	l := f.known(t)

@@ -92,6 +92,17 @@ func (u *unwinder) unwind(g *G) Result {
 		u.pcs = append(u.pcs, pc)
 		return Complete
 	}
+	if u.code != nil {
+		// A goroutine that was preempted at the start of a function, or whose stack grows there, has not set up the
+		// function's frame, so bp is already the caller's.
+		if _, size, ok := u.code.Frame(pc - 1); ok && size == 0 {
+			bp, last, ok := u.enter(pc-1, sp, g.word(u.LR))
+			if !ok {
+				return Broken
+			}
+			return u.follow(last, bp)
+		}
+	}
 	u.pcs = append(u.pcs, pc-1)
 	return u.follow(pc-1, bp)
 }
