@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/ticks"
 	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
@@ -269,12 +270,13 @@ func (u user) requireRecordedBeside(t *testing.T, otelctx string, said ...string
 	// Starting up and reading a million symbols may take the recorder half a second of CPU time if system calls are
 	// slow. The recorded processes therefore run for a while before their CPU time is compared with the recorder's.
 	// With many attackers, the wait is shorter.
+	timer := ticks.Start(t, service.PID(), frequency)
 	begun := r.recordedUse()
 	busyservice.AwaitUse(t, service, serviceUse*11/10)
 	for limit := 4 * serviceUse; limit > 0 && r.recordedUse() < begun+2*time.Second; limit -= serviceUse / 10 {
 		busyservice.AwaitUse(t, service, serviceUse/10)
 	}
-	d := r.requireSamples(service)
+	d := r.requireSamples(service, timer)
 	used := r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()
 	t.Logf("%v of the processor, %d MB, %d samples; said: %s", used, r.memory.Load()>>20, d.Samples, r.stderr.String())
 	assert.Less(t, used, time.Duration(d.Samples)*time.Second/frequency)
@@ -526,8 +528,9 @@ func TestIdlePublishers(t *testing.T) {
 	nobody.publishing(t, "crowded", attacker, "crowd", "4200")
 	r := self.record(t, otelctx, "--all")
 	r.awaitNames(service)
+	timer := ticks.Start(t, service.PID(), frequency)
 	busyservice.AwaitUse(t, service, 4*serviceUse) // All publishers are found meanwhile.
-	r.requireSamples(service)
+	r.requireSamples(service, timer)
 }
 
 // TestDenied checks that a service is recorded even if it may neither use MFD_NOEXEC_SEAL nor name mappings.

@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/ticks"
 	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
@@ -310,13 +311,14 @@ func (r *recorder) recorded(pid int) *recorder {
 	return r
 }
 
-// requireRecorded ends the recording after the service has used [serviceUse]. No samples may be lost, the
-// service must have at least 90 % of the expected samples, and some of them must be in spans.
+// requireRecorded ends the recording after the service has used more than [serviceUse]. No samples may be lost, the
+// service must have at least 90 % of the samples that another timer takes meanwhile, and some of them must be in spans.
 func (r *recorder) requireRecorded(service *childproc.Child) {
 	r.t.Helper()
 	r.awaitNames(service)
+	timer := ticks.Start(r.t, service.PID(), frequency)
 	busyservice.AwaitUse(r.t, service, serviceUse*11/10)
-	r.requireSamples(service)
+	r.requireSamples(service, timer)
 }
 
 // awaitNames waits until the recorder has opened the service's program. From then on it can symbolize samples of
@@ -329,15 +331,17 @@ func (r *recorder) awaitNames(service *childproc.Child) {
 	childproc.AwaitOpen(r.t, r.cmd.Process.Pid, program)
 }
 
-// requireSamples ends the recording of a service that has already used [serviceUse], and makes the checks of
-// [recorder.requireRecorded].
-func (r *recorder) requireSamples(service *childproc.Child) *document {
+// requireSamples ends the recording of a service, and makes the checks of [recorder.requireRecorded]. The timer was started
+// when the service was already recorded.
+func (r *recorder) requireSamples(service *childproc.Child, timer *ticks.Counter) *document {
 	r.t.Helper()
 	service.Stop() // Leave the processors to the recorder.
 	defer service.Continue()
+	expected := timer.Count(r.t)
 	doc, profile := r.end()
 	assert.Zero(r.t, doc.Lost)
-	assert.Greater(r.t, doc.samples(service.PID()), uint64(serviceUse.Seconds()*frequency*9/10))
+	assert.Positive(r.t, expected)
+	assert.Greater(r.t, doc.samples(service.PID()), expected*9/10)
 	inSpans := 0
 	for _, s := range profile.Sample {
 		if s.NumLabel["process.pid"] != nil && s.NumLabel["process.pid"][0] == int64(service.PID()) && s.Label["span_id"] != nil {
