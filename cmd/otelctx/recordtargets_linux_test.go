@@ -275,10 +275,11 @@ func TestRecordSelected(t *testing.T) {
 	one, other := startBusyService(t, nil, busyservice.Records), startBusyService(t, nil, busyservice.Silent)
 	name := filepath.Base(executable(t))
 	wants := map[string][]int{
-		pidOf(one) + " -p " + pidOf(other):            {one.PID(), other.PID()},
-		"--name " + name:                              {one.PID(), other.PID()},
-		"--service busyservice":                       {one.PID()},
-		"--cgroup /":                                  {one.PID(), other.PID()},
+		pidOf(one) + " -p " + pidOf(other): {one.PID(), other.PID()},
+		"--name " + name:                   {one.PID(), other.PID()},
+		"--service busyservice":            {one.PID()},
+		// A machine may have more processes in a control group than the descriptors of a recorder suffice for.
+		"--cgroup / --name " + name:                   {one.PID(), other.PID()},
 		"--cgroup /no/such/group":                     {},
 		"--cgroup / --service no-such --name " + name: {},
 	}

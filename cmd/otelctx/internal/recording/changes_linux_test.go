@@ -198,6 +198,9 @@ func TestExecutesAllTheTime(t *testing.T) {
 		}
 		_, err = w.scanFirst(t.Context(), c.PID())
 		require.NoError(t, err)
+		for _, program := range w.targets.clear() { // Each has open files.
+			program.release()
+		}
 	}
 	assert.Positive(t, replaced)
 }
