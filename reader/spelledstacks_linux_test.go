@@ -7,6 +7,7 @@ import (
 	"context"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,18 +24,22 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// digits call each other, so that a goroutine's stack spells a number in base 4, the last digit innermost.
-var digits [4]func(number uint64, then func())
-
-func init() { digits = [4]func(uint64, func()){digit0, digit1, digit2, digit3} }
-
-// spell calls then with a stack that spells a number.
+// spell calls then with a stack that spells a number in base 4. The last digit is outermost.
 func spell(number uint64, then func()) {
 	if number == 0 {
 		then()
 		return
 	}
-	digits[number%4](number/4, then)
+	switch number % 4 {
+	case 0:
+		digit0(number/4, then)
+	case 1:
+		digit1(number/4, then)
+	case 2:
+		digit2(number/4, then)
+	case 3:
+		digit3(number/4, then)
+	}
 }
 
 //go:noinline
@@ -65,8 +70,8 @@ func deepen(depth int) {
 func spelled(stack []uint64) (number uint64, rest string, ok bool) {
 	place := uint64(1)
 	const pkg = "github.com/otelctx/otelctx/reader_test."
-	for i := len(stack) - 1; i >= 0; i-- {
-		name := strings.TrimPrefix(runtime.FuncForPC(uintptr(stack[i])).Name(), pkg)
+	for _, pc := range slices.Backward(stack) {
+		name := strings.TrimPrefix(runtime.FuncForPC(uintptr(pc)).Name(), pkg)
 		if digit, found := strings.CutPrefix(name, "digit"); found {
 			number += uint64(digit[0]-'0') * place
 			place *= 4

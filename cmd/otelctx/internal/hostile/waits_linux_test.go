@@ -103,8 +103,10 @@ func (m *image) poll(g, descriptor uint64) uint64 {
 
 // wildPointers lead nowhere, to the edges of the image and of the address space, or to the middle of something else.
 func (m *image) wildPointers() []uint64 {
-	return []uint64{1, 8, 1 << 16, imageAt - 8, imageAt, imageAt + uint64(len(m.content)) - 8, m.spans, m.goroutines + 8,
-		0x7fff_ffff_f000, 0xffff_8000_0000_0000, math.MaxUint64 - 7, math.MaxUint64}
+	return []uint64{
+		1, 8, 1 << 16, imageAt - 8, imageAt, imageAt + uint64(len(m.content)) - 8, m.spans, m.goroutines + 8,
+		0x7fff_ffff_f000, 0xffff_8000_0000_0000, math.MaxUint64 - 7, math.MaxUint64,
+	}
 }
 
 // TestWaits checks that otelctx needs limited time and memory to find out what goroutines wait for if some of them have
