@@ -47,7 +47,7 @@ func (c *goroutineCall) readBatch(out []Goroutine, pending []int) error {
 	c.result.Lost += len(pending)
 	for _, i := range pending {
 		out[i].WaitReason, out[i].waitSince, out[i].OwnTID, out[i].Stack, out[i].StackErr = "", 0, 0, nil, errTorn
-		out[i].Wait, out[i].Creator, out[i].CreatedAt, out[i].Entry = Wait{}, 0, 0, 0
+		out[i].Wait, out[i].Creator, out[i].CreatedAt, out[i].Entry, out[i].SP, out[i].Deferred = Wait{}, 0, 0, 0, 0, 0
 		out[i].Span, out[i].SpanKnown, out[i].LastPublished, out[i].labels = 0, false, 0, 0
 	}
 	return nil
@@ -245,6 +245,10 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 	}
 	if c.options.Details {
 		c.setOrigin(out, r.g)
+		out.SP, out.Deferred = 0, 0
+		if _, _, ok := c.layout.UsedStack(r.g); ok {
+			out.SP, out.Deferred = word(r.g.Data, c.layout.SP), word(r.g.Data, c.runtime.GM-deferredBeforeM)
+		}
 	}
 	if reason, ok := c.layout.WaitReasonOf(r.g); ok && reason < len(c.reasons) {
 		out.WaitReason = c.reasons[reason]
@@ -270,6 +274,9 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 	}
 	return c.unwind(out, r, scanned)
 }
+
+// deferredBeforeM is the distance in g from the list of deferred calls to the pointer to the m.
+const deferredBeforeM = 8
 
 // setOrigin sets Entry, CreatedAt and Creator. Before the entry, g has had the same fields since Go 1.21:
 // the id of the creator, the return address of its go statement, and a pointer.

@@ -69,6 +69,11 @@ type Goroutine struct {
 	// address of the function that it called. They are 0 if unknown, as they are unless
 	// [GoroutineOptions.Details] is set. Creator is also 0 for the first goroutine.
 	Creator, CreatedAt, Entry uint64
+	// SP is the stack pointer with which the goroutine will continue, and Deferred the first of its
+	// deferred calls that are in the runtime's list, or what is in its place: Goroutines does not
+	// prove it. Both are 0 if unknown, as they are for a running goroutine and unless
+	// [GoroutineOptions.Details] is set.
+	SP, Deferred uint64
 	// OwnTID is the id, in the process's own PID namespace, of the thread on which the goroutine is
 	// running or in a system call. It is 0 in other states, and if it is unknown.
 	OwnTID int
@@ -141,7 +146,8 @@ type GoroutineOptions struct {
 	Stacks bool
 	// Spans requests active spans. Attributes requests active spans together with their attributes.
 	Spans, Attributes bool
-	// Details requests the objects that goroutines wait for and, if Code is set, who started them.
+	// Details requests the objects that goroutines wait for, their stack pointers and, if Code is set,
+	// who started them.
 	Details bool
 	// Code is used to unwind where frame pointers are not enough. It may be nil. It is called only
 	// on the goroutine that calls [Process.Goroutines].

@@ -171,7 +171,8 @@ func (d *demo) explain(ctx context.Context, service *child) error {
 		}
 	}
 	d.sayf("%s waits for a lock. %s has that lock, and waits for a payment server\n"+
-		"that does not answer. otelctx read all this from the memory of the running service.", cartPath, checkoutPath)
+		"that does not answer: see the line that begins with held up by?, on amd64. otelctx read\n"+
+		"all this from the memory of the running service.", cartPath, checkoutPath)
 	return nil
 }
 

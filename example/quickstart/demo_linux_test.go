@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 func TestDemo(t *testing.T) {
@@ -45,6 +47,9 @@ func TestDemo(t *testing.T) {
 			assert.Regexp(t, `\$ otelctx spans \d+ --min-age 2s\nProcess \d+ \(quickstart\): live spans: \d+\n(.*\n)*?`+
 				`  \d+s +waiting +select on 127\.0\.0\.1:\d+ in \w+\.\(\*cart\)\.pay \(handler\.go:\d+\) +GET /checkout +GET /checkout `, out)
 			assert.Regexp(t, `(?m)^  \d+s +waiting +sync\.Mutex\.Lock in \w+\.\(\*cart\)\.show \(handler\.go:\d+\) +GET /cart +GET /cart `, out)
+			if runtime.GOARCH == "amd64" && !testenv.Race { // The race detector's code does not show who holds a lock.
+				assert.Regexp(t, `(?m)^ +held up by\? goroutine \d+ "HTTP POST" of "GET /checkout", which waits for 127\.0\.0\.1:\d+ in \w+\.\(\*cart\)\.pay `, out)
+			}
 			assert.Regexp(t, `(?m)^    \w+\.\(\*cart\)\.checkout +handler\.go:\d+$`, out)
 			assert.NotContains(t, out, "/pkg/mod/")
 			assert.Contains(t, out, "The service ends.")

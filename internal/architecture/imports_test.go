@@ -34,7 +34,7 @@ var linked = map[string]string{
 		"genproto/googleapis/rpc google/renameio/v2 grpc grpc-ecosystem/grpc-gateway/v2 ianlancetaylor/demangle " +
 		"mitchellh/colorstring otel proto/otlp proto/otlp/collector/profiles/v1development " +
 		"proto/otlp/processcontext/v1development proto/otlp/profiles/v1development protobuf rivo/uniseg " +
-		"schollz/progressbar/v3 x/net x/sys x/term x/text",
+		"schollz/progressbar/v3 x/arch x/net x/sys x/term x/text",
 }
 
 // never lists imports that are forbidden even if the tables allow the module. The importers must

@@ -21,6 +21,7 @@ const (
 	// goPCDataInlTreeIndex and goFuncDataInlTree are indices in the lists of tables that follow a _func.
 	goPCDataInlTreeIndex = 2
 	goFuncDataInlTree    = 3
+	goFuncDataOpenDefers = 4
 	goInlinedCallSize    = 16
 )
 
@@ -53,7 +54,10 @@ type GoTable struct {
 
 	// text is the base address of the program counters in the table. limit is the end of the last function.
 	text, limit uint64
-	// inlineTrees contains the inline trees of all functions. It is the zero value if they are unknown.
+	// code contains the machine code from text on.
+	code Part
+	// inlineTrees contains the inline trees of all functions, and the other tables to which goFunction has offsets. It is
+	// the zero value if they are unknown.
 	inlineTrees Part
 }
 
@@ -68,6 +72,8 @@ type goFunction struct {
 	inlineIndex    uint32 // offset in byPC of the table of inlined calls, or 0
 	inlineTree     uint64 // offset in inlineTrees
 	inlines        bool   // has inlined calls
+	defers         uint64 // offset in inlineTrees of a description of its deferred calls
+	openDefers     bool   // has such a description
 }
 
 // GoTable finds the table of Go functions and its base address. The error wraps [ErrNoGoTable].
@@ -83,6 +89,7 @@ func (f *File) GoTable() (*GoTable, error) {
 	relocations := f.relocations()
 	for _, candidate := range f.moduleCandidates(s, relocations) {
 		if words, ok := f.moduleWords(candidate, relocations); ok && t.adopt(s.Addr, words) {
+			t.code = f.memory(t.text)
 			t.findInlineTrees(f, words)
 			return t, nil
 		}
@@ -355,6 +362,10 @@ func (t *GoTable) function(i uint64) (goFunction, bool) {
 	if data > goFuncDataInlTree {
 		tree, ok := t.functions.uint32(offset + goFuncSize + tables*4 + goFuncDataInlTree*4)
 		fn.inlineTree, fn.inlines = uint64(tree), ok && tree != ^uint32(0)
+	}
+	if data > goFuncDataOpenDefers {
+		defers, ok := t.functions.uint32(offset + goFuncSize + tables*4 + goFuncDataOpenDefers*4)
+		fn.defers, fn.openDefers = uint64(defers), ok && defers != ^uint32(0)
 	}
 	return fn, true
 }

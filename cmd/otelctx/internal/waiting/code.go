@@ -7,8 +7,11 @@ import (
 	"debug/buildinfo"
 	"os"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/holding"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/internal/elffile"
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -30,9 +33,14 @@ type code struct {
 	unreadable string
 	// module is the path of the program's main module, or "" if it is unknown.
 	module string
+	memory remotemem.Memory
+	finder *holding.Finder
 }
 
-var _ reader.GoCode = (*code)(nil)
+var (
+	_ reader.GoCode   = (*code)(nil)
+	_ holding.Program = (*code)(nil)
+)
 
 type frameSize struct {
 	function string
@@ -42,7 +50,8 @@ type frameSize struct {
 
 // openCode finds the code of the program that a process runs now.
 func openCode(pid int, files *symbols.Files) *code {
-	c := &code{sizes: map[uint64]frameSize{}, lines: map[uint64]*symbols.Location{}}
+	c := &code{sizes: map[uint64]frameSize{}, lines: map[uint64]*symbols.Location{}, memory: remotemem.Of(pid)}
+	c.finder = holding.New(c)
 	c.process, _ = files.Open(pid)
 	if f, err := os.Open(procfs.Host().Path(pid, "exe")); err == nil {
 		if info, err := buildinfo.Read(f); err == nil {
@@ -84,6 +93,20 @@ func (c *code) Frame(pc uint64) (function string, size int, ok bool) {
 		c.sizes[pc] = f
 	}
 	return f.function, f.size, f.ok
+}
+
+// Code implements [holding.Program].
+func (c *code) Code(pc uint64) (code elffile.GoCode, ok bool) {
+	if r := c.region(pc); r != nil {
+		return r.GoCode(pc)
+	}
+	return code, false
+}
+
+// Read implements [holding.Program].
+func (c *code) Read(address uint64, b []byte) bool {
+	_, err := c.memory.ReadAt(b, int64(address))
+	return err == nil
 }
 
 // location symbolizes an instruction. In the result, inlined calls precede the function that contains them.

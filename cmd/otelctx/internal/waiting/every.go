@@ -51,6 +51,7 @@ func (p *Process) Every(ctx context.Context) (*Every, error) {
 	if err != nil {
 		return nil, err
 	}
+	program.code.finder.Reset()
 	e := &Every{Program: program, others: newOthers(), process: p, spans: map[reader.SpanRef]SpanNames{}}
 	for batch, err := range p.process.SpanBatches(ctx) {
 		if errors.Is(err, reader.ErrNoThreadContext) {
@@ -111,7 +112,8 @@ func (e *Every) Next(ctx context.Context) ([]Occupant, error) {
 					o.Span = &names
 				}
 			}
-			e.add(e.Program, &o.Goroutine.Goroutine)
+			e.others.add(e.Program, &o.Goroutine.Goroutine)
+			e.holders.add(e.Program, &o)
 			if o.Wait.Polled {
 				e.polls = append(e.polls, newPoll(&o.Goroutine.Goroutine, o.ID))
 			}
@@ -127,9 +129,14 @@ func (e *Every) Next(ctx context.Context) ([]Occupant, error) {
 	return nil, nil
 }
 
-// FindSockets looks up the sockets that the goroutines read so far wait for.
-func (e *Every) FindSockets(ctx context.Context) error {
-	polls := e.polls
+// FindObjects finds out who holds the locks, and looks up the sockets, that the goroutines read so far wait for.
+func (e *Every) FindObjects(ctx context.Context) error {
+	missing, err := e.process.proveHolders(ctx, e.Program, &e.holders)
+	if err != nil {
+		return err
+	}
+	e.miss(missing)
+	polls := append(e.polls, e.holderPolls(e.Program)...)
 	e.polls = nil
 	return e.process.findSockets(ctx, e.others, polls)
 }

@@ -23,6 +23,8 @@ type others struct {
 	// channels that they wait for, and readers by the goroutine that started them.
 	writers map[uint64][]reader.Goroutine
 	readers map[uint64][]reader.Goroutine
+
+	holders
 }
 
 // Lock describes the goroutines that wait for a lock.
@@ -45,6 +47,9 @@ func newOthers() *others {
 	return &others{
 		locks: map[uint64]*Lock{}, channels: map[uint64]*ChannelWaiters{}, sockets: map[uint64]Socket{},
 		writers: map[uint64][]reader.Goroutine{}, readers: map[uint64][]reader.Goroutine{},
+		holders: holders{
+			candidates: map[uint64][]candidate{}, waiters: map[uint64][]reader.Goroutine{}, proven: map[uint64]*Occupant{},
+		},
 	}
 }
 
@@ -107,19 +112,39 @@ func (p *Process) findOthers(ctx context.Context, snap *Snapshot) error {
 	o := newOthers()
 	snap.others = o
 	known := make(map[reader.GoroutineRef]bool, len(snap.Goroutines))
-	needed := false
+	needed, locked := false, false
 	for i := range snap.Goroutines {
 		g := &snap.Goroutines[i]
 		known[g.GoroutineRef] = true
 		needed = needed || g.Wait.Lock != 0 || len(g.Wait.Channels) > 0
+		locked = locked || waitsForMutex(&g.Goroutine)
 		o.add(snap.Program, &g.Goroutine)
 	}
+	if locked {
+		snap.Program.code.finder.Reset()
+	}
 	if needed {
-		if err := p.readOthers(ctx, snap, known); err != nil {
+		if err := p.readOthers(ctx, snap, known, locked); err != nil {
 			return err
 		}
 	}
-	var polls []poll
+	if locked {
+		for i := range snap.Goroutines {
+			occupant := &Occupant{Goroutine: snap.Goroutines[i]}
+			if in := occupant.In; in >= 0 {
+				occupant.Span = &SpanNames{snap.Spans[in].Name, snap.Spans[in].Endpoint}
+			}
+			o.holders.add(snap.Program, occupant)
+		}
+		missing, err := p.proveHolders(ctx, snap.Program, &o.holders)
+		if err != nil {
+			return err
+		}
+		if missing != nil {
+			snap.Missing = append(snap.Missing, missing)
+		}
+	}
+	polls := o.holderPolls(snap.Program)
 	for i := range snap.Goroutines {
 		g := &snap.Goroutines[i]
 		if g.Wait.Polled {
@@ -131,7 +156,8 @@ func (p *Process) findOthers(ctx context.Context, snap *Snapshot) error {
 	return p.findSockets(ctx, o, polls)
 }
 
-func (p *Process) readOthers(ctx context.Context, snap *Snapshot, known map[reader.GoroutineRef]bool) error {
+// readOthers reads the goroutines that are not known, with their stacks if holders of locks are wanted.
+func (p *Process) readOthers(ctx context.Context, snap *Snapshot, known map[reader.GoroutineRef]bool, holders bool) error {
 	refs, err := p.process.AllGoroutines(ctx)
 	if errors.Is(err, reader.ErrNoGoroutineList) {
 		snap.Missing = append(snap.Missing, fmt.Errorf("other goroutines that wait for the same: %w", err))
@@ -142,12 +168,16 @@ func (p *Process) readOthers(ctx context.Context, snap *Snapshot, known map[read
 	}
 	refs = slices.DeleteFunc(refs, func(ref reader.GoroutineRef) bool { return known[ref] })
 	for batch := range slices.Chunk(refs, everyBatch) {
-		found, err := p.process.Goroutines(ctx, batch, reader.GoroutineOptions{Details: true, Code: snap.Program.code})
+		found, err := p.process.Goroutines(ctx, batch, reader.GoroutineOptions{Stacks: holders, Details: true, Code: snap.Program.code})
 		if err != nil {
 			return err
 		}
 		for i := range found.Goroutines {
-			snap.add(snap.Program, &found.Goroutines[i])
+			g := &found.Goroutines[i]
+			snap.others.add(snap.Program, g)
+			if holders {
+				snap.holders.add(snap.Program, &Occupant{Goroutine: Goroutine{Goroutine: *g, In: -1}})
+			}
 		}
 	}
 	return nil

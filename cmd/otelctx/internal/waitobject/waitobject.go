@@ -24,6 +24,13 @@ type Lock struct {
 	// is unknown.
 	LongestGoroutine         uint64 `json:"longest_goroutine"`
 	LongestWaitedAtLeastNano int64  `json:"longest_waited_at_least_nano"`
+	// PossibleHolders begins with the goroutine that probably holds the lock, followed by the one that probably holds the
+	// lock that this one waits for, and so on. It is empty if that is unknown. LikelyDeadlock says that the last one waits
+	// for a lock that is held by one of them, or by a goroutine that waits for this lock.
+	PossibleHolders []Holder `json:"possible_holders"`
+	LikelyDeadlock  bool     `json:"likely_deadlock"`
+
+	cycle uint64 // the goroutine with which a deadlock begins again
 }
 
 // NewLock describes the lock that g waits for. It returns nil if l is nil.
@@ -31,11 +38,14 @@ func NewLock(g *waiting.Goroutine, l *waiting.Lock) *Lock {
 	if l == nil {
 		return nil
 	}
-	return &Lock{fmt.Sprintf("%#x", g.Wait.Lock), l.Goroutines, l.Longest, int64(l.Waited)}
+	return &Lock{
+		ID: fmt.Sprintf("%#x", g.Wait.Lock), Goroutines: l.Goroutines, LongestGoroutine: l.Longest, LongestWaitedAtLeastNano: int64(l.Waited),
+		PossibleHolders: []Holder{},
+	}
 }
 
-// Append appends a line about the lock, or nothing if l is nil.
-func (l *Lock) Append(out []byte) []byte {
+// Append appends lines about the lock and its possible holders, or nothing if l is nil.
+func (l *Lock) Append(out []byte, layout display.Layout) []byte {
 	if l == nil {
 		return out
 	}
@@ -43,7 +53,11 @@ func (l *Lock) Append(out []byte) []byte {
 	if l.LongestWaitedAtLeastNano > int64(time.Second) {
 		out = fmt.Appendf(out, ", goroutine %d for at least %s", l.LongestGoroutine, display.Age(time.Duration(l.LongestWaitedAtLeastNano)))
 	}
-	return append(out, '\n')
+	out = append(out, '\n')
+	if text := l.HeldUpBy(layout); text != "" {
+		out = fmt.Appendf(out, "  %s\n", text)
+	}
+	return out
 }
 
 // Channel is a channel and the goroutines that wait for it.

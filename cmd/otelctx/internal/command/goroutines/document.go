@@ -178,6 +178,9 @@ func (d *document) describe(g *group) Group {
 	symbolized, err := timelimit.Call(d.ctx, d.pid, timelimit.Limit, func() (Group, error) {
 		p, doc := d.every.Program, doc
 		frames := p.Frames(&g.first)
+		chain, cycle := d.every.HeldUpBy(&g.first)
+		doc.Lock = waitobject.NewLock(&g.first, d.every.Lock(&g.first)) // another one, in case that this call is given up
+		doc.Lock.SetHolders(p, chain, cycle)
 		doc.WaitingFor = waiting.Kind(&g.first, frames)
 		doc.Frame = callstack.User(p, frames)
 		doc.Stack = callstack.New(p, &g.first)
@@ -270,7 +273,7 @@ func (g *Group) append(out []byte, l display.Layout) []byte {
 	if sockets := display.Counts(g.Sockets); sockets != "" {
 		out = fmt.Appendf(out, "  sockets: %s\n", sockets)
 	}
-	out = g.Channel.Append(g.Lock.Append(out))
+	out = g.Channel.Append(g.Lock.Append(out, l))
 	out = g.Stack.Append(out, l)
 	if g.CreatedBy != nil {
 		out = fmt.Appendf(out, "  created by %s\n", g.CreatedBy.Text(l))

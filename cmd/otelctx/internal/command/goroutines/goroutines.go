@@ -32,11 +32,12 @@ func (*Command) Help() string {
 		"Each group begins with the number of goroutines, their state and what they wait for: see otelctx spans --help. It continues with the " +
 		"time that one of them has waited at least, if that is known, the names of the spans that they are in, the other ends of the TCP " +
 		"connections that they wait for, all with the number of goroutines, their stack, and the go statement that started them. Goroutines " +
-		"that wait for different locks are in different groups.\n\n" +
+		"that wait for different locks are in different groups, and held up by? names the goroutine that probably holds the lock.\n\n" +
 		"With --json:\n\n" +
 		"  {pid, service, time_unix_nano, torn, lost, goroutines, runtime_goroutines,\n" +
 		"   groups: [{goroutines, ids: [ID], state, waiting_for, waited_at_least_nano, frame: null or {function, file, line},\n" +
-		"             created_by: null or {function, file, line}, lock: null or {id, goroutines, longest_goroutine, longest_waited_at_least_nano},\n" +
+		"             created_by: null or {function, file, line}, lock: null or {id, goroutines, longest_goroutine, longest_waited_at_least_nano,\n" +
+		"                            possible_holders, likely_deadlock}, as in the output of otelctx spans,\n" +
 		"             channel: null or {id, buffered, capacity, receivers, senders, selecting}, sockets: {PEER: COUNT},\n" +
 		"             spans: {NAME: COUNT}, endpoints: {NAME: COUNT},\n" +
 		"             stack: {frames: [{function, file, line}], error}}],\n" +
@@ -97,7 +98,7 @@ func (c *Command) read(ctx context.Context, pid int, p *waiting.Process) (*docum
 			break
 		}
 	}
-	if _, err := timelimit.Call(ctx, pid, timelimit.Limit, func() (struct{}, error) { return struct{}{}, every.FindSockets(ctx) }); err != nil {
+	if _, err := timelimit.Call(ctx, pid, timelimit.Limit, func() (struct{}, error) { return struct{}{}, every.FindObjects(ctx) }); err != nil {
 		return nil, err
 	}
 	d.addSockets()

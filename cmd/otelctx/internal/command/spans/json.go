@@ -257,6 +257,8 @@ func describe(snapshot *waiting.Snapshot, index int) *goroutineDocument {
 		d.Channels = append(d.Channels, *waitobject.NewChannel(c, snapshot.Channel(c)))
 	}
 	d.Frame = callstack.User(p, frames)
+	chain, cycle := snapshot.HeldUpBy(g)
+	d.Lock.SetHolders(p, chain, cycle)
 	return d
 }
 

@@ -54,6 +54,8 @@ func (*Command) Help() string {
 		"  gone      the goroutine has exited, and no other is known to be in the span\n" +
 		"  unknown   could not be determined\n\n" +
 		"WAITING FOR also names the innermost function of package main or of the program's module, or else of any other module, the other end of a TCP connection, and how many other goroutines of the process wait for the same lock. " +
+		"A line that begins with held up by? names the goroutine that probably holds the lock, its span, and what it waits for in turn. It is " +
+		"shown once for each lock, for programs on amd64, and missing if several goroutines may hold the lock or none is known to. " +
 		"--stacks shows whole stacks, as Go's own stack traces do. Running goroutines have stacks only if the process is stopped.\n\n" +
 		"--leaked shows spans that the goroutine that started them has left while no other goroutine is known to be in them or in their " +
 		"descendants. The goroutine has exited, or has moved on: it is in no span, in a span around this one, or in one from which it does not return to this one. otelctx " +
@@ -62,7 +64,9 @@ func (*Command) Help() string {
 		"  {pid, service, time_unix_nano, torn, lost, missing: [text], found,\n" +
 		"   spans: [{trace_id, span_id, local_root_span_id, name, endpoint, trace_flags, sampled,\n" +
 		"            goroutine, start_time_unix_nano, age_nano, state, waiting_for, waited_at_least_nano,\n" +
-		"            namespace_tid, lock: null or {id, goroutines, longest_goroutine, longest_waited_at_least_nano},\n" +
+		"            namespace_tid, lock: null or {id, goroutines, longest_goroutine, longest_waited_at_least_nano,\n" +
+		"                                        possible_holders: [{goroutine, span, endpoint, state, waiting_for,\n" +
+		"                                                            socket: null or {local, peer}, frame}], likely_deadlock},\n" +
 		"            channels: [{id, buffered, capacity, receivers, senders, selecting}],\n" +
 		"            socket: null or {local, peer}, frame: null or {function, file, line},\n" +
 		"            attributes: {KEY: VALUE}, joined: [{goroutine, state, ..., frame, attributes}], leaked}],\n" +
@@ -70,6 +74,8 @@ func (*Command) Help() string {
 		"   groups: [{goroutines, state, waiting_for, oldest_age_nano, names: {NAME: COUNT}, sockets: {PEER: COUNT}, lock, ..., stack: {frames, error}}]}\n\n" +
 		"With --group there are groups, otherwise spans. Goroutines that wait for different locks are in different groups. With --stacks there is the stack of each goroutine in the spans. Stacks have every frame, including the runtime's. " +
 		"joined are the other goroutines in the span, and attributes those that a goroutine has published with it. leaked is empty, exited or moved_on. torn counts reads that were repeated because a goroutine changed meanwhile, and lost the goroutines that changed each time. " +
+		"possible_holders begins with the goroutine that probably holds the lock, followed by the one that holds the lock that this one waits for, and so on. " +
+		"With likely_deadlock, the last one waits for a lock that one of them holds, or the first goroutine. " +
 		"With --watch each update is a line. namespace_tid is the thread that runs the goroutine, in the PID namespace of the process, and frame is the innermost function of the user's own code."
 }
 

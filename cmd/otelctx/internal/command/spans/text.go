@@ -5,6 +5,7 @@ package spans
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"slices"
@@ -86,6 +87,15 @@ func appendSpanTable(out []byte, l display.Layout, spans []Span) []byte {
 	}
 	empty[display.ColumnEndpoint] = empty[display.ColumnName]
 	var rows [][]string
+	below := map[int]string{} // lines below the rows
+	held := map[string]bool{} // locks whose holders have a line
+	addRow := func(g *goroutineDocument, row ...string) {
+		rows = append(rows, row)
+		if text := g.Lock.HeldUpBy(l); text != "" && !held[g.Lock.ID] {
+			held[g.Lock.ID] = true
+			below[len(rows)] = text
+		}
+	}
 	for i := range spans {
 		s := &spans[i]
 		localRoot, sampled := "-", "no"
@@ -95,15 +105,27 @@ func appendSpanTable(out []byte, l display.Layout, spans []Span) []byte {
 		if s.Sampled {
 			sampled = "yes"
 		}
-		rows = append(rows, []string{
-			"  " + spanAgeText(time.Duration(s.AgeNano)), s.State, s.waitingText(l), display.Name(s.Name), display.Name(s.Endpoint),
+		addRow(&s.goroutineDocument,
+			"  "+spanAgeText(time.Duration(s.AgeNano)), s.State, s.waitingText(l), display.Name(s.Name), display.Name(s.Endpoint),
 			goroutineText(s.Goroutine), l.ID(s.TraceID), l.ID(s.SpanID), localRoot, sampled, display.Attributes(s.Attributes),
-		})
-		for _, j := range s.Joined {
-			rows = append(rows, []string{"", j.State, j.waitingText(l), "", "", goroutineText(j.Goroutine), "", "", "", "", display.Attributes(j.Attributes)})
+		)
+		for i := range s.Joined {
+			j := &s.Joined[i]
+			addRow(&j.goroutineDocument, "", j.State, j.waitingText(l), "", "", goroutineText(j.Goroutine), "", "", "", "", display.Attributes(j.Attributes))
 		}
 	}
-	return append(out, l.Table(display.Without(slices.Clone(columns), rows, func(c *display.Column) bool { return empty[c.Head] }))...)
+	table := l.Table(display.Without(slices.Clone(columns), rows, func(c *display.Column) bool { return empty[c.Head] }))
+	row := 0 // 0 is the head
+	for line := range bytes.Lines(table) {
+		out = append(out, line...)
+		if text, ok := below[row]; ok {
+			for _, line := range l.Hang("       ", text) {
+				out = append(append(out, line...), '\n')
+			}
+		}
+		row++
+	}
+	return out
 }
 
 func goroutineText(id uint64) string {
@@ -179,12 +201,12 @@ func writeSpanStacks(w *bufio.Writer, l display.Layout, d *Document) {
 			out = append(out, '\n')
 		}
 		out = fmt.Appendf(out, "  trace %s span %s goroutine %s\n", l.ID(s.TraceID), l.ID(s.SpanID), goroutineText(s.Goroutine))
-		out = s.appendObjects(out)
+		out = s.appendObjects(out, l)
 		out = appendStack(appendSpanAttributes(out, s.Attributes), s.Goroutine, s.index)
 		for j := range s.Joined {
 			g := &s.Joined[j]
 			out = g.appendState(fmt.Appendf(out, "  also goroutine %d  ", g.Goroutine))
-			out = g.appendObjects(append(out, '\n'))
+			out = g.appendObjects(append(out, '\n'), l)
 			out = appendStack(appendSpanAttributes(out, g.Attributes), g.Goroutine, g.index)
 		}
 		if _, err := w.Write(out); err != nil {
@@ -212,11 +234,11 @@ func (g *goroutineDocument) appendState(out []byte) []byte {
 }
 
 // appendObjects appends a line about the lock or the channel. It leaves out the channels of a select statement.
-func (g *goroutineDocument) appendObjects(out []byte) []byte {
+func (g *goroutineDocument) appendObjects(out []byte, l display.Layout) []byte {
 	if len(g.Channels) == 1 {
 		return g.Channels[0].Append(out)
 	}
-	return g.Lock.Append(out)
+	return g.Lock.Append(out, l)
 }
 
 func appendSpanAttributes(out []byte, attributes map[string]string) []byte {
@@ -238,7 +260,7 @@ func appendGroup(out []byte, l display.Layout, g *Group, stacks *stackReader) []
 	if sockets := display.Counts(g.Sockets); sockets != "" {
 		out = fmt.Appendf(out, "  sockets: %s\n", sockets)
 	}
-	out = g.Lock.Append(out)
+	out = g.Lock.Append(out, l)
 	stack := stacks.take(g.index)
 	return stack.Append(out, l)
 }

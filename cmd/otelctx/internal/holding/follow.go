@@ -1,0 +1,420 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package holding
+
+import (
+	"encoding/binary"
+	"maps"
+	"slices"
+
+	"golang.org/x/arch/x86/x86asm"
+)
+
+// value is the content of a register or a word, if it is known.
+type value struct {
+	word  uint64
+	known bool
+}
+
+// Indexes of registers in state.
+const (
+	rax = 0
+	rdx = 2
+	rsp = 4
+	rbp = 5
+	r11 = 11
+)
+
+// state is what is known about a goroutine before an instruction that it will execute.
+type state struct {
+	registers [16]value
+	// written are the words that it will have written by then.
+	written map[uint64]value
+	// released are the locks that it will have released, without acquiring them before, on any path. acquired are those
+	// that it will have acquired, and unknown is the number of further ones.
+	released, acquired []Held
+	unknown            int
+}
+
+func (s *state) clone() *state {
+	c := *s
+	c.written, c.released, c.acquired = maps.Clone(s.written), slices.Clone(s.released), slices.Clone(s.acquired)
+	return &c
+}
+
+// merge makes s what is known if either s or o is true. It reports whether s has changed.
+func (s *state) merge(o *state) (changed bool) {
+	for i := range s.registers {
+		if s.registers[i] != o.registers[i] && s.registers[i].known {
+			s.registers[i], changed = value{}, true
+		}
+	}
+	for at, v := range s.written {
+		if w, ok := o.written[at]; (!ok || w != v) && v.known {
+			s.written[at], changed = value{}, true
+		}
+	}
+	for at := range o.written {
+		if _, ok := s.written[at]; !ok {
+			s.written[at], changed = value{}, true
+		}
+	}
+	released := len(s.released)
+	s.released = intersection(s.released, o.released)
+	return changed || len(s.released) != released
+}
+
+func intersection(a, b []Held) []Held {
+	return slices.DeleteFunc(slices.Clone(a), func(h Held) bool { return !slices.Contains(b, h) })
+}
+
+// outcome is what a goroutine will do from some instruction on.
+type outcome struct {
+	// released are the locks that it releases on every path, before it acquires them.
+	released []Held
+	// acquired are the locks that it acquires on some path, although it has not released them.
+	acquired []Held
+	paths    int
+}
+
+func (o *outcome) end(released []Held) {
+	if o.paths++; o.paths == 1 {
+		o.released = released
+		return
+	}
+	o.released = intersection(o.released, released)
+}
+
+// maxFollowed limits the instructions that are followed for one question, with those that are followed again where paths
+// meet.
+const maxFollowed = 1 << 14
+
+// follow finds out which locks a goroutine releases when it continues at an offset in f. A path ends with the function, or
+// when the given number of locks is released. It fails if a path cannot be followed.
+func (s *Finder) follow(f *function, offset int, begin *state, locks, nesting int) (o outcome, ok bool) {
+	states := map[int]*state{offset: begin.clone()}
+	work := []int{offset}
+	for steps := 0; len(work) > 0; steps++ {
+		at := work[len(work)-1]
+		work = work[:len(work)-1]
+		i, ok := s.decode(f, at)
+		if !ok || steps == maxFollowed {
+			return o, false
+		}
+		s.steps -= len(states[at].written) / wordsPerStep // the cost of a copy
+		st := states[at].clone()
+		if len(st.written) > maxWritten {
+			return o, false
+		}
+		if !s.step(f, &i, st, &o, nesting) || len(st.released) >= locks || i.action == returns {
+			o.end(st.released)
+			continue
+		}
+		flow := func(next int) {
+			switch known := states[next]; {
+			case known == nil:
+				states[next] = st.clone()
+			case !known.merge(st):
+				return
+			}
+			work = append(work, next)
+		}
+		if i.falls && i.action != panics {
+			flow(i.next())
+		}
+		if i.jump >= 0 {
+			flow(i.jump)
+		}
+	}
+	return o, true
+}
+
+// resolve finds the function that an indirect call leads to.
+func (s *Finder) resolve(f *function, i *instruction, st *state) {
+	if i.Op != x86asm.CALL || i.target != 0 {
+		return
+	}
+	target := value{}
+	switch a := i.Args[0].(type) {
+	case x86asm.Reg:
+		if n, ok := registerOf(a); ok {
+			target = st.registers[n]
+		}
+	case x86asm.Mem:
+		target = s.load(st, address(f, i, st, a))
+	}
+	if target.known {
+		i.target = target.word
+		i.operation = s.called(i.target)
+	}
+}
+
+// step executes an instruction. It returns false if the path ends there, because the goroutine releases an unknown lock.
+func (s *Finder) step(f *function, i *instruction, st *state, o *outcome, nesting int) bool {
+	s.resolve(f, i, st)
+	switch i.action {
+	case acquires, releases:
+		lock := st.registers[rax] // the receiver
+		if i.atomic != 0 {
+			lock = s.operand(f, i, st)
+			lock.word -= i.distance
+		}
+		s.execute(f, i, st)
+		h := Held{lock.word, i.reading}
+		switch {
+		case i.action == acquires && !lock.known:
+			st.unknown++
+		case i.action == acquires:
+			if n := slices.Index(st.released, h); n >= 0 {
+				st.released = slices.Delete(st.released, n, n+1)
+				break
+			}
+			st.acquired = append(st.acquired, h)
+			o.acquired = append(o.acquired, h)
+		case !lock.known:
+			if st.unknown--; st.unknown < 0 {
+				return false
+			}
+		default:
+			if n := slices.Index(st.acquired, h); n >= 0 {
+				st.acquired = slices.Delete(st.acquired, n, n+1)
+			} else if !slices.Contains(st.released, h) {
+				st.released = append(st.released, h)
+			}
+		}
+		return len(st.acquired) < maxDepth && len(o.acquired) < maxAcquired
+	case calls:
+		if e := s.effect(f, i.target, nesting); e.low < 0 {
+			released, ok := s.helper(i.target, st, nesting)
+			if !ok {
+				return false
+			}
+			for _, h := range released {
+				if n := slices.Index(st.acquired, h); n >= 0 {
+					st.acquired = slices.Delete(st.acquired, n, n+1)
+				} else if !slices.Contains(st.released, h) {
+					st.released = append(st.released, h)
+				}
+			}
+		} else if e.high > 0 {
+			st.unknown++
+		}
+	}
+	s.execute(f, i, st)
+	return true
+}
+
+const maxAcquired = 64
+
+// helper returns the locks that a function releases when it is called.
+func (s *Finder) helper(target uint64, st *state, nesting int) ([]Held, bool) {
+	f := s.function(target, nesting+1)
+	if f == nil || f.exit.high >= 0 {
+		return nil, false
+	}
+	return s.releasedBy(f, st.registers, nesting+1)
+}
+
+// scratch is an address, in no process, of a stack for functions that are only followed.
+const scratch = 1 << 62
+
+// releasedBy returns the locks that a function releases if it is called with these registers, and false if it may release
+// others instead.
+func (s *Finder) releasedBy(f *function, registers [16]value, nesting int) ([]Held, bool) {
+	begin := &state{registers: registers, written: map[uint64]value{}}
+	begin.registers[rsp] = value{scratch, true}
+	o, ok := s.follow(f, 0, begin, maxDepth, nesting)
+	return o.released, ok && len(o.released) > 0 && len(o.acquired) == 0
+}
+
+// registerOf returns the index of the 64-bit register that contains r, or false if there is none.
+func registerOf(r x86asm.Reg) (int, bool) {
+	switch {
+	case r >= x86asm.RAX && r <= x86asm.R15:
+		return int(r - x86asm.RAX), true
+	case r >= x86asm.EAX && r <= x86asm.R15L:
+		return int(r - x86asm.EAX), true
+	case r >= x86asm.AX && r <= x86asm.R15W:
+		return int(r - x86asm.AX), true
+	case r >= x86asm.AL && r <= x86asm.BL:
+		return int(r - x86asm.AL), true
+	case r >= x86asm.AH && r <= x86asm.BH:
+		return int(r - x86asm.AH), true
+	case r >= x86asm.SPB && r <= x86asm.R15B:
+		return int(r-x86asm.SPB) + rsp, true
+	}
+	return 0, false
+}
+
+func wide(r x86asm.Reg) bool { return r >= x86asm.RAX && r <= x86asm.R15 }
+
+// operand returns the address of the operand in memory.
+func (s *Finder) operand(f *function, i *instruction, st *state) value {
+	for _, arg := range i.Args {
+		if m, ok := arg.(x86asm.Mem); ok {
+			return address(f, i, st, m)
+		}
+	}
+	return value{}
+}
+
+func address(f *function, i *instruction, st *state, m x86asm.Mem) value {
+	a := value{uint64(m.Disp), m.Segment == 0}
+	switch {
+	case m.Base == x86asm.RIP:
+		a.word += f.Entry + uint64(i.next())
+	case m.Base != 0:
+		n, ok := registerOf(m.Base)
+		base := st.registers[n]
+		a = value{a.word + base.word, a.known && ok && base.known && wide(m.Base)}
+	}
+	if m.Index != 0 {
+		n, ok := registerOf(m.Index)
+		index := st.registers[n]
+		a = value{a.word + index.word*uint64(m.Scale), a.known && ok && index.known && wide(m.Index)}
+	}
+	return a
+}
+
+// load returns the word at an address.
+func (s *Finder) load(st *state, at value) value {
+	if !at.known {
+		return value{}
+	}
+	if v, ok := st.written[at.word]; ok {
+		return v
+	}
+	for near := at.word - 7; near != at.word+8; near++ { // a word that is partly written
+		if _, ok := st.written[near]; ok {
+			return value{}
+		}
+	}
+	w, ok := s.word(at.word)
+	return value{w, ok}
+}
+
+// maxWritten limits the number of words that a path writes. To copy wordsPerStep of them costs as much as to decode an
+// instruction.
+const maxWritten, wordsPerStep = 1 << 8, 4
+
+// store writes a word, or size bytes of unknown content.
+func (s *Finder) store(st *state, at, v value, size int) {
+	if !at.known {
+		return // The compiler does not let such pointers lead to the words in which it keeps registers.
+	}
+	if size == 8 {
+		st.written[at.word] = v
+		return
+	}
+	for n := at.word &^ 7; n < at.word+uint64(size); n += 8 {
+		st.written[n] = value{}
+	}
+}
+
+// execute changes the state as an instruction does, as far as that is known.
+func (s *Finder) execute(f *function, i *instruction, st *state) {
+	clobber := func() {
+		sp, bp := st.registers[rsp], st.registers[rbp]
+		st.registers = [16]value{rsp: sp, rbp: bp}
+	}
+	set := func(arg x86asm.Arg, v value) {
+		switch to := arg.(type) {
+		case x86asm.Reg:
+			if n, ok := registerOf(to); ok {
+				if v.known && !wide(to) {
+					v = value{}
+				}
+				st.registers[n] = v
+			}
+		case x86asm.Mem:
+			s.store(st, address(f, i, st, to), v, max(i.MemBytes, 1))
+		}
+	}
+	get := func(arg x86asm.Arg) value {
+		switch from := arg.(type) {
+		case x86asm.Reg:
+			if n, ok := registerOf(from); ok && wide(from) {
+				return st.registers[n]
+			}
+		case x86asm.Mem:
+			if i.MemBytes == 8 {
+				return s.load(st, address(f, i, st, from))
+			}
+		case x86asm.Imm:
+			return value{uint64(from), true}
+		}
+		return value{}
+	}
+	sp := &st.registers[rsp]
+	switch i.Op {
+	case x86asm.CMP, x86asm.TEST, x86asm.NOP, x86asm.BT, x86asm.UCOMISD, x86asm.UCOMISS, x86asm.PREFETCHNTA, x86asm.PREFETCHT0, x86asm.JMP,
+		x86asm.JA, x86asm.JAE, x86asm.JB, x86asm.JBE, x86asm.JE, x86asm.JG, x86asm.JGE, x86asm.JL, x86asm.JLE, x86asm.JNE, x86asm.JNO,
+		x86asm.JNP, x86asm.JNS, x86asm.JO, x86asm.JP, x86asm.JS, x86asm.RET, x86asm.UD2, x86asm.LFENCE, x86asm.MFENCE, x86asm.SFENCE, x86asm.PAUSE:
+	case x86asm.MOV:
+		set(i.Args[0], get(i.Args[1]))
+	case x86asm.LEA:
+		m, _ := i.Args[1].(x86asm.Mem)
+		set(i.Args[0], address(f, i, st, m))
+	case x86asm.ADD, x86asm.SUB:
+		a, b := get(i.Args[0]), get(i.Args[1])
+		if i.Op == x86asm.SUB {
+			b.word = -b.word
+		}
+		set(i.Args[0], value{a.word + b.word, a.known && b.known})
+	case x86asm.PUSH:
+		v := get(i.Args[0])
+		sp.word -= 8
+		s.store(st, *sp, v, 8)
+	case x86asm.POP:
+		v := s.load(st, *sp)
+		sp.word += 8
+		set(i.Args[0], v)
+	case x86asm.CALL:
+		if i.action == keeps {
+			st.registers[r11] = value{}
+			return
+		}
+		clobber()
+	case x86asm.XCHG, x86asm.XADD:
+		set(i.Args[0], value{})
+		set(i.Args[1], value{})
+	case x86asm.CMPXCHG:
+		set(i.Args[0], value{})
+		st.registers[rax] = value{}
+	case x86asm.AND, x86asm.OR, x86asm.XOR, x86asm.NOT, x86asm.NEG, x86asm.INC, x86asm.DEC, x86asm.SHL, x86asm.SHR, x86asm.SAR, x86asm.ROL,
+		x86asm.ADC, x86asm.SBB, x86asm.BSF, x86asm.BSR, x86asm.BTS, x86asm.BTR, x86asm.BTC, x86asm.BSWAP, x86asm.MOVZX, x86asm.MOVSX,
+		x86asm.MOVSXD, x86asm.SETA, x86asm.SETAE, x86asm.SETB, x86asm.SETBE, x86asm.SETE, x86asm.SETG, x86asm.SETGE, x86asm.SETL, x86asm.SETLE,
+		x86asm.SETNE, x86asm.SETNO, x86asm.SETNP, x86asm.SETNS, x86asm.SETO, x86asm.SETP, x86asm.SETS, x86asm.CMOVA, x86asm.CMOVAE,
+		x86asm.CMOVB, x86asm.CMOVBE, x86asm.CMOVE, x86asm.CMOVG, x86asm.CMOVGE, x86asm.CMOVL, x86asm.CMOVLE, x86asm.CMOVNE, x86asm.CMOVNS,
+		x86asm.CMOVS, x86asm.MOVUPS, x86asm.MOVUPD, x86asm.MOVSS, x86asm.MOVQ, x86asm.MOVD, x86asm.XORPS, x86asm.PXOR, x86asm.CVTSI2SD,
+		x86asm.CVTTSD2SI, x86asm.MOVDQU, x86asm.MOVAPS:
+		set(i.Args[0], value{})
+	default:
+		clobber()
+		set(i.Args[0], value{}) // RSP and RBP are only changed by the instructions above
+	}
+}
+
+// word reads a word of the process.
+func (s *Finder) word(at uint64) (uint64, bool) {
+	const size = 4096
+	if at%8 != 0 || at < size || at >= 1<<47 {
+		return 0, false
+	}
+	page, known := s.pages[at/size]
+	if !known {
+		if len(s.pages) >= maxPages {
+			return 0, false
+		}
+		page = make([]byte, size)
+		if !s.program.Read(at/size*size, page) {
+			page = nil
+		}
+		s.pages[at/size] = page
+	}
+	if page == nil {
+		return 0, false
+	}
+	return binary.NativeEndian.Uint64(page[at%size:]), true
+}

@@ -1,0 +1,292 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package holding_test
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/holding"
+	"github.com/otelctx/otelctx/internal/elffile"
+)
+
+// program is a program whose functions are written by hand.
+type program struct {
+	functions []*elffile.GoCode
+	sizes     map[uint64]int // of frames, by the entry of the function
+	memory    map[uint64]uint64
+
+	codes, reads int // calls
+}
+
+const (
+	entry, lockSlow, parkEntry, panicEntry, deferEntry = 0x10000, 0x20000, 0x30000, 0x40000, 0x50000
+	stack, lock, otherLock                             = 0x100000, 0x200000, 0x300008
+)
+
+func (p *program) find(pc uint64) *elffile.GoCode {
+	for _, f := range p.functions {
+		if pc >= f.Entry && pc < f.Entry+uint64(len(f.Code)) {
+			return f
+		}
+	}
+	return nil
+}
+
+func (p *program) Code(pc uint64) (c elffile.GoCode, ok bool) {
+	p.codes++
+	if f := p.find(pc); f != nil {
+		return *f, true
+	}
+	return c, false
+}
+
+func (p *program) Frame(pc uint64) (function string, size int, ok bool) {
+	if f := p.find(pc); f != nil {
+		return f.Name, p.sizes[f.Entry], true
+	}
+	return "", 0, false
+}
+
+func (p *program) Read(address uint64, b []byte) bool {
+	p.reads++
+	clear(b)
+	found := false
+	for at, w := range p.memory {
+		if at >= address && at-address <= uint64(len(b)-8) {
+			binary.NativeEndian.PutUint64(b[at-address:], w)
+			found = true
+		}
+	}
+	return found
+}
+
+// part is a piece of code, and the method of a lock that it is a copy of.
+type part struct {
+	code   []byte
+	method string
+	call   uint64 // a function that is called then
+}
+
+func code(b ...byte) part { return part{code: b} }
+
+func call(target uint64) part { return part{call: target} }
+
+// Pieces of code. The address of the lock is in the word at SP+8.
+var (
+	acquire  = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xb1, 0x11}, "sync.(*Mutex).Lock", 0}   // MOVQ 8(SP), CX; LOCK CMPXCHGL DX, (CX)
+	release  = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x11}, "sync.(*Mutex).Unlock", 0} // MOVQ 8(SP), CX; LOCK XADDL DX, (CX)
+	try      = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xb1, 0x11}, "sync.(*Mutex).TryLock", 0}
+	read     = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x51, 0x10}, "sync.(*RWMutex).RLock", 0}
+	unread   = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x51, 0x10}, "sync.(*RWMutex).RUnlock", 0}
+	unknown  = part{[]byte{0xf0, 0x0f, 0xc1, 0x10}, "sync.(*Mutex).Unlock", 0} // LOCK XADDL DX, (AX)
+	move     = code(0x48, 0x83, 0x44, 0x24, 0x08, 0x40)                        // ADDQ $64, 8(SP)
+	ret      = code(0xc3)
+	park     = call(parkEntry)
+	overNext = code(0x74, 9)                               // JE past an acquire or release
+	indirect = code(0xff, 0xe0)                            // JMP AX
+	vector   = code(0xc5, 0xf8, 0x77)                      // VZEROUPPER
+	jumpBack = func(n byte) part { return code(0x75, -n) } // JNE
+)
+
+// assemble returns a function, and the address of the last byte of its first call of park, in whose place a goroutine waits.
+func assemble(name string, parts ...part) (f *elffile.GoCode, at uint64) {
+	f = &elffile.GoCode{Name: name, Entry: entry}
+	for _, p := range parts {
+		f.Code = append(f.Code, p.code...)
+		if p.call != 0 {
+			end := entry + uint64(len(f.Code)) + 5
+			f.Code = binary.LittleEndian.AppendUint32(append(f.Code, 0xe8), uint32(p.call-end))
+			if p.call == parkEntry && at == 0 {
+				at = end - 1
+			}
+		}
+		r := elffile.GoInlined{Limit: entry + uint64(len(f.Code))}
+		if p.method != "" {
+			r.Names = []string{"internal/" + p.method, p.method}
+		}
+		f.Inlined = append(f.Inlined, r)
+	}
+	return f, at
+}
+
+// newProgram returns a program with a goroutine that waits in the function f, whose frame has 32 bytes.
+func newProgram(f *elffile.GoCode, at uint64) (*program, holding.Goroutine) {
+	other := func(entry uint64, name string) *elffile.GoCode {
+		return &elffile.GoCode{Name: name, Entry: entry, Code: []byte{0xc3}}
+	}
+	const parkSize, size = 8, 32
+	p := &program{
+		functions: []*elffile.GoCode{
+			f, other(parkEntry, "runtime.park"), other(lockSlow, "internal/sync.(*Mutex).lockSlow"), other(panicEntry, "runtime.gopanic"),
+			{Name: f.Name + ".deferwrap1", Entry: deferEntry, Code: []byte{0x48, 0x8b, 0x42, 0x08, 0xf0, 0x0f, 0xc1, 0x10, 0xc3}, // MOVQ 8(DX), AX; LOCK XADDL DX, (AX); RET
+				Inlined: []elffile.GoInlined{{Limit: deferEntry + 9, Names: []string{"sync.(*Mutex).Unlock"}}}},
+		},
+		sizes: map[uint64]int{parkEntry: parkSize, entry: size},
+		memory: map[uint64]uint64{
+			stack + parkSize:      at + 1, // the return address
+			stack + parkSize + 16: lock,   // SP+8
+		},
+	}
+	return p, holding.Goroutine{Stack: []uint64{parkEntry, at}, SP: stack}
+}
+
+// TestHeld checks which locks a function is found to hold.
+func TestHeld(t *testing.T) {
+	mutex, reading := []holding.Held{{Lock: lock}}, []holding.Held{{Lock: lock, Reading: true}}
+	for _, test := range []struct {
+		name  string
+		parts []part
+		want  []holding.Held
+	}{
+		{"held", []part{acquire, park, release, ret}, mutex},
+		{"held for reading", []part{read, park, unread, ret}, reading},
+		{"never released", []part{acquire, park, ret}, nil},
+		{"never acquired", []part{park, release, ret}, nil},
+		{"released before", []part{acquire, release, park, ret}, nil},
+		{"acquired again later", []part{acquire, release, park, acquire, release, ret}, nil},
+		{"acquired on one path only", []part{overNext, acquire, park, release, ret}, nil},
+		{"released on one path only", []part{acquire, park, overNext, release, ret}, nil},
+		{"perhaps released before", []part{acquire, overNext, release, park, release, ret}, nil},
+		{"in a loop", []part{acquire, park, release, jumpBack(25), ret}, mutex},
+		{"released in the first round", []part{acquire, park, overNext, release, jumpBack(18), ret}, nil},
+		{"tried", []part{try, park, release, ret}, nil},
+		{"an unknown lock is released", []part{acquire, park, unknown, ret}, nil},
+		{"another lock is released", []part{acquire, move, park, release, ret}, mutex}, // the word is what it is now
+		{"the word changes later", []part{acquire, park, move, release, ret}, []holding.Held{{Lock: lock + 64}}},
+		{"twice, released once", []part{acquire, acquire, park, release, ret}, nil},
+		{"panics instead", []part{acquire, park, code(0x74, 5), call(panicEntry), release, ret}, mutex},
+		{"a jump that leads anywhere", []part{acquire, park, release, indirect}, nil},
+		{"an unknown instruction", []part{acquire, park, vector, release, ret}, nil},
+		{"not a call", []part{acquire, park, release}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p, g := newProgram(assemble("main.f", test.parts...))
+			assert.Equal(t, test.want, holding.New(p).Held(g))
+			if test.want != nil {
+				g.Waiting = test.want[0].Lock
+			}
+			assert.Empty(t, holding.New(p).Held(g), "it waits for the lock itself")
+		})
+	}
+}
+
+// TestDeferred checks which deferred calls make a goroutine hold a lock.
+func TestDeferred(t *testing.T) {
+	const base, bits, slots, closure = stack + 16 + 24, 8, 16, 0x400000
+	f, at := assemble("main.f", acquire, park, ret)
+	f.OpenDefers, f.DeferBits, f.DeferSlots = true, bits, slots
+	list := uint64(0x500000)
+	for _, test := range []struct {
+		name   string
+		memory map[uint64]uint64
+		list   uint64
+		want   []holding.Held
+	}{
+		{"pending", map[uint64]uint64{base - bits: 1, base - slots: closure, closure: deferEntry, closure + 8: otherLock}, 0, []holding.Held{{Lock: otherLock}}},
+		{"not pending", map[uint64]uint64{base - bits: 0, base - slots: closure, closure: deferEntry, closure + 8: otherLock}, 0, nil},
+		{"no closure", map[uint64]uint64{base - bits: 1, base - slots: closure}, 0, nil},
+		{"a closure of something else", map[uint64]uint64{base - bits: 1, base - slots: closure, closure: deferEntry + 4, closure + 8: otherLock}, 0, nil},
+		{"more closures than slots", map[uint64]uint64{base - bits: 0xff, base - slots: closure, closure: deferEntry, closure + 8: otherLock}, 0, nil},
+		{"in the list", map[uint64]uint64{list: 0, list + 8: stack + 16, list + 16: at + 1, list + 24: closure, closure: deferEntry, closure + 8: otherLock, list + 32: 0}, list, []holding.Held{{Lock: otherLock}}},
+		{"in the list, of no frame", map[uint64]uint64{list + 8: stack + 24, list + 16: at + 1, list + 24: closure, closure: deferEntry, closure + 8: otherLock}, list, nil},
+		{"in the list, of another function", map[uint64]uint64{list + 8: stack + 16, list + 16: parkEntry, list + 24: closure, closure: deferEntry, closure + 8: otherLock}, list, nil},
+		{"an endless list", map[uint64]uint64{list + 8: stack + 16, list + 16: at + 1, list + 24: closure, closure: deferEntry, closure + 8: otherLock, list + 32: list}, list, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p, g := newProgram(f, at)
+			for a, w := range test.memory {
+				p.memory[a] = w
+			}
+			g.Deferred = test.list
+			assert.Equal(t, test.want, holding.New(p).Held(g))
+		})
+	}
+}
+
+// endless is a program in which each address is in another function, of which each instruction may jump to any other, and
+// in whose memory everything points to everything.
+type endless struct{ codes, reads int }
+
+func (e *endless) Code(pc uint64) (elffile.GoCode, bool) {
+	e.codes++
+	const size = 1 << 16
+	c := elffile.GoCode{Name: "main.f", Entry: pc &^ 7, Code: make([]byte, 0, size), OpenDefers: true, DeferBits: 8, DeferSlots: 72}
+	for n := 0; len(c.Code) < size-7; n++ {
+		switch n % 3 {
+		case 0:
+			c.Code = binary.LittleEndian.AppendUint32(append(c.Code, 0x0f, 0x84), uint32(n*7919%size-len(c.Code))) // JE
+		case 1:
+			c.Code = append(c.Code, 0x48, 0x89, 0x44, 0x24, byte(8*n)) // MOVQ AX, n(SP)
+		default:
+			c.Code = binary.LittleEndian.AppendUint32(append(c.Code, 0xe8), uint32(n<<8)) // CALL
+		}
+	}
+	c.Inlined = []elffile.GoInlined{{Limit: c.Entry + size, Names: []string{"sync.(*Mutex).Lock"}}}
+	return c, true
+}
+
+func (*endless) Frame(uint64) (function string, size int, ok bool) { return "main.f", 1 << 12, true }
+
+func (e *endless) Read(address uint64, b []byte) bool {
+	e.reads++
+	for i := 0; i < len(b); i += 8 {
+		binary.NativeEndian.PutUint64(b[i:], address+8)
+	}
+	return true
+}
+
+// TestHeldIsBounded checks that a hostile program can make a Finder do only so much.
+func TestHeldIsBounded(t *testing.T) {
+	p := new(endless)
+	f := holding.New(p)
+	goroutines := 0
+	for ; !f.Spent() && goroutines < 1<<20; goroutines++ {
+		g := holding.Goroutine{SP: 1 << 30, Deferred: 1 << 31}
+		for n := range uint64(1024) {
+			g.Stack = append(g.Stack, (1<<30+(n+1)<<12-8)&^4095+8)
+		}
+		f.May(g.Stack)
+		before := p.reads
+		assert.Empty(t, f.Held(g))
+		assert.LessOrEqual(t, p.reads-before, 64)
+	}
+	assert.True(t, f.Spent())
+	assert.LessOrEqual(t, p.codes, 1<<13+1)
+	read := p.reads
+	assert.Empty(t, f.Held(holding.Goroutine{SP: 1 << 30, Stack: []uint64{1 << 30}}))
+	assert.Equal(t, read, p.reads)
+	f.Reset()
+	assert.False(t, f.Spent())
+}
+
+// FuzzHeld lets a goroutine wait in arbitrary code, with an arbitrary stack. The first byte says where.
+func FuzzHeld(f *testing.F) {
+	for _, parts := range [][]part{{acquire, park, release, ret}, {overNext, acquire, park, release, ret}, {read, park, unread, ret}} {
+		c, at := assemble("", parts...)
+		f.Add(append([]byte{byte(at - entry)}, c.Code...), []byte("a stack"))
+	}
+	f.Fuzz(func(t *testing.T, code, memory []byte) {
+		if len(code) < 2 {
+			return
+		}
+		c := &elffile.GoCode{Name: "main.f", Entry: entry, Code: code[1:], OpenDefers: code[0]&1 == 0, DeferBits: uint64(code[0]), DeferSlots: 16}
+		methods := []string{"", "sync.(*Mutex).Lock", "sync.(*Mutex).Unlock", "sync.(*RWMutex).RLock"}
+		for i := range code {
+			c.Inlined = append(c.Inlined, elffile.GoInlined{Limit: entry + uint64(i), Names: methods[i/8%4 : i/8%4+1]})
+		}
+		p, g := newProgram(c, entry+uint64(code[0]))
+		for len(memory) > 8 {
+			p.memory[stack+32+uint64(len(memory)&^7)] = binary.NativeEndian.Uint64(memory)
+			memory = memory[8:]
+		}
+		g.Deferred = p.memory[stack+40]
+		for _, h := range holding.New(p).Held(g) {
+			assert.NotEqual(t, g.Waiting, h.Lock)
+		}
+		assert.LessOrEqual(t, p.reads, 64)
+	})
+}
