@@ -155,6 +155,30 @@ func (f *function) inlined(offset int) (operation, bool) {
 	return operation{}, false
 }
 
+// atomic returns the operation on a lock that an instruction is the atomic part of, if any.
+func (f *function) atomic(i *instruction) (operation, bool) {
+	if i.Op != x86asm.CMPXCHG && i.Op != x86asm.XADD {
+		return operation{}, false
+	}
+	if o, ok := f.inlined(i.offset); ok {
+		return o, o.atomic == i.Op
+	}
+	// Since Go 1.27, the table may attribute the atomic instruction to the caller. The one that uses its result still belongs
+	// to the copy: TEST after SETE, INC or DEC.
+	user := i.next()
+	next, err := x86asm.Decode(f.Code[user:], 64)
+	switch {
+	case err != nil:
+		return operation{}, false
+	case i.Op == x86asm.CMPXCHG && next.Op == x86asm.SETE:
+		user += next.Len
+	case i.Op == x86asm.XADD && next.Op != x86asm.INC && next.Op != x86asm.DEC:
+		return operation{}, false
+	}
+	o, ok := f.inlined(user)
+	return o, ok && o.atomic == i.Op
+}
+
 // decode decodes the instruction at an offset. It fails if the instruction is unknown, or jumps to an unknown place.
 func (s *Finder) decode(f *function, offset int) (i instruction, ok bool) {
 	if s.steps--; s.steps < 0 || offset < 0 || offset >= len(f.Code) {
@@ -165,7 +189,7 @@ func (s *Finder) decode(f *function, offset int) (i instruction, ok bool) {
 		return i, false
 	}
 	i = instruction{Inst: inst, offset: offset, jump: -1, falls: true}
-	if o, ok := f.inlined(offset); ok && o.atomic == inst.Op {
+	if o, ok := f.atomic(&i); ok {
 		i.operation = o
 		return i, true
 	}

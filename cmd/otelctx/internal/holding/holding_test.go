@@ -5,6 +5,7 @@ package holding_test
 
 import (
 	"encoding/binary"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -77,19 +78,22 @@ func call(target uint64) part { return part{call: target} }
 
 // Pieces of code. The address of the lock is in the word at SP+8.
 var (
-	acquire  = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xb1, 0x11}, "sync.(*Mutex).Lock", 0}   // MOVQ 8(SP), CX; LOCK CMPXCHGL DX, (CX)
-	release  = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x11}, "sync.(*Mutex).Unlock", 0} // MOVQ 8(SP), CX; LOCK XADDL DX, (CX)
-	try      = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xb1, 0x11}, "sync.(*Mutex).TryLock", 0}
-	read     = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x51, 0x10}, "sync.(*RWMutex).RLock", 0}
-	unread   = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x51, 0x10}, "sync.(*RWMutex).RUnlock", 0}
-	unknown  = part{[]byte{0xf0, 0x0f, 0xc1, 0x10}, "sync.(*Mutex).Unlock", 0} // LOCK XADDL DX, (AX)
-	move     = code(0x48, 0x83, 0x44, 0x24, 0x08, 0x40)                        // ADDQ $64, 8(SP)
-	ret      = code(0xc3)
-	park     = call(parkEntry)
-	overNext = code(0x74, 9)                               // JE past an acquire or release
-	indirect = code(0xff, 0xe0)                            // JMP AX
-	vector   = code(0xc5, 0xf8, 0x77)                      // VZEROUPPER
-	jumpBack = func(n byte) part { return code(0x75, -n) } // JNE
+	acquire = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xb1, 0x11}, "sync.(*Mutex).Lock", 0}   // MOVQ 8(SP), CX; LOCK CMPXCHGL DX, (CX)
+	release = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x11}, "sync.(*Mutex).Unlock", 0} // MOVQ 8(SP), CX; LOCK XADDL DX, (CX)
+	try     = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xb1, 0x11}, "sync.(*Mutex).TryLock", 0}
+	read    = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x51, 0x10}, "sync.(*RWMutex).RLock", 0}
+	unread  = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x51, 0x10}, "sync.(*RWMutex).RUnlock", 0}
+	unknown = part{[]byte{0xf0, 0x0f, 0xc1, 0x10}, "sync.(*Mutex).Unlock", 0} // LOCK XADDL DX, (AX)
+	move    = code(0x48, 0x83, 0x44, 0x24, 0x08, 0x40)                        // ADDQ $64, 8(SP)
+	// Copies whose atomic instruction is attributed to the caller, as by Go 1.27.
+	acquire127 = []part{code(0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xb1, 0x11, 0x0f, 0x94, 0xc2), {[]byte{0x84, 0xd2}, "sync.(*Mutex).Lock", 0}} // ...; SETE DL; TESTL DL, DL
+	release127 = []part{code(0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x11), {[]byte{0xff, 0xca}, "sync.(*Mutex).Unlock", 0}}                 // ...; DECL DX
+	ret        = code(0xc3)
+	park       = call(parkEntry)
+	overNext   = code(0x74, 9)                               // JE past an acquire or release
+	indirect   = code(0xff, 0xe0)                            // JMP AX
+	vector     = code(0xc5, 0xf8, 0x77)                      // VZEROUPPER
+	jumpBack   = func(n byte) part { return code(0x75, -n) } // JNE
 )
 
 // assemble returns a function, and the address of the last byte of its first call of park, in whose place a goroutine waits.
@@ -144,6 +148,8 @@ func TestHeld(t *testing.T) {
 	}{
 		{"held", []part{acquire, park, release, ret}, mutex},
 		{"held for reading", []part{read, park, unread, ret}, reading},
+		{"held, as by Go 1.27", slices.Concat(acquire127, []part{park}, release127, []part{ret}), mutex},
+		{"released before, as by Go 1.27", slices.Concat(acquire127, release127, []part{park, ret}), nil},
 		{"never released", []part{acquire, park, ret}, nil},
 		{"never acquired", []part{park, release, ret}, nil},
 		{"released before", []part{acquire, release, park, ret}, nil},
