@@ -65,13 +65,13 @@ func liveText(l *liveObjects, ended bool) string {
 			found[s.allocated] = len(s.times) == 1
 		}
 	}
-	text := ""
+	var text []byte
 	for size, is := range found {
 		if is {
-			text += string(rune(size))
+			text = append(text, byte(size))
 		}
 	}
-	return text
+	return string(text)
 }
 
 // TestLiveObjectsOfEndedPrograms checks that a program that has ended is reported once, and that its collections still count.
