@@ -166,14 +166,18 @@ func (f *function) atomic(i *instruction) (operation, bool) {
 	// Since Go 1.27, the table may attribute the atomic instruction to the caller. The one that uses its result still belongs
 	// to the copy: TEST after SETE, INC or DEC.
 	user := i.next()
-	next, err := x86asm.Decode(f.Code[user:], 64)
-	switch {
-	case err != nil:
-		return operation{}, false
-	case i.Op == x86asm.CMPXCHG && next.Op == x86asm.SETE:
+	for range 4 { // and padding
+		next, err := x86asm.Decode(f.Code[user:], 64)
+		if err != nil {
+			return operation{}, false
+		}
+		if next.Op != x86asm.NOP && (i.Op != x86asm.CMPXCHG || next.Op != x86asm.SETE) {
+			if i.Op == x86asm.XADD && next.Op != x86asm.INC && next.Op != x86asm.DEC {
+				return operation{}, false
+			}
+			break
+		}
 		user += next.Len
-	case i.Op == x86asm.XADD && next.Op != x86asm.INC && next.Op != x86asm.DEC:
-		return operation{}, false
 	}
 	o, ok := f.inlined(user)
 	return o, ok && o.atomic == i.Op
