@@ -315,8 +315,11 @@ func TestRecordWallOfServices(t *testing.T) {
 	assert.Contains(t, got.stdout, " payment"+own+" ")
 	assert.NotContains(t, got.stdout, "cart"+own)
 
-	got = otelctx(t, "record", "--wall", "--service", "nosuch", "--duration=100ms")
+	file := filepath.Join(t.TempDir(), "p.pb.gz")
+	got = otelctx(t, "record", "--wall", "--service", "nosuch", "--duration=100ms", "-o", file)
 	assert.Equal(t, exitNoSamples, got.code)
+	assert.NoFileExists(t, file)
+	assert.Contains(t, got.stderr, file+" was not written\n")
 	assert.Contains(t, got.stderr, "no samples: there were no processes of service nosuch that publish")
 }
 

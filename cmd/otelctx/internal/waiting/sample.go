@@ -81,8 +81,18 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Snapshot, error
 	return s.Snapshot, p.confirm(ctx, program)
 }
 
-// Recycle lets the next snapshot use the memory of this one, which must not be used afterwards.
-func (p *Process) Recycle(snap *Snapshot) { p.spare = snap }
+// Recycle lets the next snapshot use the memory of this one, which must not be used afterwards. It frees the memory of a
+// snapshot with very many goroutines, such as the first one of a process that has them: later ones read only some.
+func (p *Process) Recycle(snap *Snapshot) {
+	if len(snap.Goroutines) > maxRecycled {
+		p.scratch = scratch{}
+		return
+	}
+	p.spare = snap
+}
+
+// maxRecycled is the number of goroutines up to which a snapshot's memory is kept.
+const maxRecycled = 1 << 12
 
 // sampling is the state of Sample.
 type sampling struct {

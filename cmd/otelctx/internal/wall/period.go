@@ -90,7 +90,7 @@ func newPeriod(config *Config, start time.Time, recorded int) *period {
 }
 
 // observe adds d to the time of a goroutine's span. queued is the part of it in which the goroutine's thread waited for a
-// processor. The caller must have counted the snapshot, and must call addUp when the observations are full.
+// processor. The caller must have counted the snapshot, and must then call addUp if the observations are full.
 func (p *period) observe(t *target, s *waiting.Span, known *stack, d, queued time.Duration) {
 	key := observed{s.Ref, known}
 	i, ok := p.places[key]
@@ -123,7 +123,7 @@ func (p *period) observe(t *target, s *waiting.Span, known *stack, d, queued tim
 	}
 }
 
-// full reports whether the observations must be added up before the next snapshot.
+// full reports whether the observations must be added up.
 func (p *period) full() bool { return len(p.observations) >= maxObservations }
 
 // use returns the count of the snapshots that found spans with a name, or nil if there are too many names.

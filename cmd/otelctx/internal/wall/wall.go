@@ -50,8 +50,8 @@ type Config struct {
 	Version string
 	// Progress, if not nil, is called with the elapsed time and the number of goroutines read so far.
 	Progress func(elapsed time.Duration, goroutines uint64)
-	// Part, if not nil, is called with profiles of about ten seconds each. Calls do not overlap.
-	Part func(*profilespb.ProfilesData)
+	// Profile, if not nil, is called with profiles of about ten seconds each that have samples. Calls do not overlap.
+	Profile func(*profilespb.ProfilesData)
 }
 
 const (
@@ -97,7 +97,7 @@ type Recorder struct {
 	mu      sync.Mutex // guards the rest
 	builder *profile.Builder
 	begun   time.Time // start of the current part
-	// delivered is closed when Part has returned for the part before the current one.
+	// delivered is closed when Profile has returned for the part before the current one.
 	delivered chan struct{}
 
 	recorded map[int]bool // the processes that are being recorded
@@ -179,7 +179,7 @@ func (r *Recorder) Record(ctx context.Context) (*Result, error) {
 	return result, nil
 }
 
-// EndPeriod passes the profile of the time since the last call to Part, and returns the result for that time. The
+// EndPeriod passes the profile of the time since the last call to Profile, and returns the result for that time. The
 // recording continues. Record must have been called, and returns the result since the last call.
 func (r *Recorder) EndPeriod() *Result {
 	r.mu.Lock()
@@ -427,9 +427,9 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 		}
 		d := float64(elapsed) * g.Weight
 		p.observe(t, &snapshot.Spans[g.In], snapshot.stacks[i], time.Duration(d), time.Duration(d*t.threads.queued(g)))
-	}
-	if p.full() {
-		r.addUp()
+		if p.full() {
+			r.addUp()
+		}
 	}
 	if r.Progress != nil {
 		r.Progress(time.Since(r.start), r.goroutines)
@@ -439,7 +439,7 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 // addUp adds what was observed to the period's rows and to the current part. The caller must hold r.mu.
 func (r *Recorder) addUp() {
 	builder := r.builder
-	if r.Part == nil {
+	if r.Profile == nil {
 		builder = nil
 	}
 	r.period.addUp(builder)
@@ -450,19 +450,19 @@ func (r *Recorder) newPart() {
 	r.builder = profile.New(profile.Options{Start: r.begun, Frequency: r.Frequency, Version: r.Version, Wall: true})
 }
 
-// endPart begins a new part, and passes the previous one to Part without waiting. The caller must hold r.mu.
+// endPart begins a new part, and passes the previous one to Profile without waiting. The caller must hold r.mu.
 func (r *Recorder) endPart() {
 	r.addUp()
 	builder := r.builder
 	r.newPart()
-	if r.Part == nil {
+	if r.Profile == nil || builder.Empty() {
 		return
 	}
 	data, previous, delivered := builder.Data(r.begun), r.delivered, make(chan struct{})
 	r.delivered = delivered
 	go func() {
 		<-previous
-		r.Part(data)
+		r.Profile(data)
 		close(delivered)
 	}()
 }

@@ -33,7 +33,7 @@ func TestSlowOutput(t *testing.T) {
 	var parts int
 	r, err := wall.Open(t.Context(), wall.Config{
 		PIDs: []int{os.Getpid()}, Frequency: 100,
-		Part: func(*profilespb.ProfilesData) {
+		Profile: func(*profilespb.ProfilesData) {
 			if parts++; parts == 1 {
 				close(writing)
 			}

@@ -120,6 +120,7 @@ func (s *session) record(ctx, interrupted context.Context, selection recording.S
 		return err
 	}
 	written, err := out.close()
+	empty := written == "" && err == nil
 	s.progress.done()
 	delivery := out.delivery()
 	if s.repeat {
@@ -131,12 +132,11 @@ func (s *session) record(ctx, interrupted context.Context, selection recording.S
 		err = errors.Join(err, deliveryError(delivery))
 	}
 	err = errors.Join(err, s.show(result, delivery))
-	if none := s.nothing(result); none != nil {
-		err = errors.Join(err, none)
-		if path := s.profile.path; path != "" && path != "-" && written == "" {
-			s.streams.Complainf("%s was not written", display.String(path))
-		}
+	none := s.nothing(result)
+	if path := s.profile.path; path != "" && path != "-" && empty && (none != nil || !s.repeat) {
+		s.streams.Complainf("%s was not written", display.String(path))
 	}
+	err = errors.Join(err, none)
 	s.showWritten(written)
 	return err
 }

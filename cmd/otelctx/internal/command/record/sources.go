@@ -161,7 +161,7 @@ func (s *session) openWall(ctx context.Context, out *outputs, selection recordin
 		config.Select = selection.SelectsPublisher
 	}
 	if s.profile.path != "" || s.profile.endpoint != nil {
-		config.Part = out.add
+		config.Profile = out.add
 	}
 	if s.progress != nil && s.cpu == nil {
 		config.Progress = s.progress.show
