@@ -74,6 +74,7 @@ func TestMain(m *testing.M) {
 		roleBrief:        briefRole,
 		roleFuture:       futureRole,
 		roleAllocating:   allocatingRole,
+		roleServer:       serverRole,
 		busyservice.Role: busyservice.Run,
 	})
 }

@@ -380,6 +380,22 @@ func TestRecordAllocLiveCommand(t *testing.T) {
 	assert.NotContains(t, tables, "tidy")
 }
 
+// TestRequestsOfAllocations checks that a recording has the number of requests that a service has served meanwhile.
+func TestRequestsOfAllocations(t *testing.T) {
+	t.Parallel()
+	needProbes(t)
+	c := startServer(t)
+	r := start(t, "record", "--alloc", "--json", "--duration=0", pidOf(c))
+	awaitProbe(t, r)
+	require.Equal(t, "served", c.Ask("/cart 500"))
+	got := r.interrupt(t)
+	require.Zero(t, got.code, got.stderr)
+	var d report.AllocDocument
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &d))
+	served := requests(t, d.Endpoints, func(u report.AllocUse) (string, report.RequestCount) { return u.Endpoint, u.RequestCount })
+	assert.EqualValues(t, 500, served["GET /cart"])
+}
+
 // TestRecordAllocCommand checks that a command is recorded from its start, though it has not published anything then.
 func TestRecordAllocCommand(t *testing.T) {
 	t.Parallel()

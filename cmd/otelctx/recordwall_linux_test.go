@@ -335,7 +335,7 @@ func TestRecordWallGroups(t *testing.T) {
 	for _, test := range []struct{ args, want, not string }{
 		{"", `SPANS SEEN +WALL/SPAN +NAME +ENDPOINT\n(.*\n)*  \d.*  5 +\d[\d.]*m?s +mutex `, ""},
 		{"--group-by span --filter span_name=mutex", `Top spans by wall-clock time\n.* NAME +SPAN ID +TRACE ID +ATTRIBUTES\n.* mutex `, "chan receive"},
-		{"--group-by endpoint", `REQUESTS SEEN +WALL/REQUEST +ENDPOINT\n`, "Top span names"},
+		{"--group-by endpoint", `REQUESTS +WALL/REQUEST +ENDPOINT\n`, "Top span names"},
 		{"--group-by trace", `Top traces by wall-clock time\n.* SPANS SEEN +TRACE ID\n`, "Top span names"},
 		{"--group-by service", `Top services by wall-clock time\n.* PROCESSES +SERVICE\n  .* 1 +waitingservice\n`, "Top span names"},
 		{"--group-by function", `Top functions by time waited\n(.*\n)*.* main\.lock\n`, "Top span names"},

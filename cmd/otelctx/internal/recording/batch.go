@@ -10,6 +10,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/requests"
 )
 
 const (
@@ -32,11 +33,12 @@ type batch struct {
 	begun, end time.Time
 	// earliest is the end of the previous batch, zero for the first.
 	earliest time.Time
-	// closes reports whether this batch is the last of its period.
-	closes  bool
-	targets map[*target]*targetSamples
-	usage   // of all users
-	users   map[int]*usage
+	// closes reports whether this batch is the last of its period. If it is, requests receives the requests in the period.
+	closes   bool
+	requests chan *requests.Period
+	targets  map[*target]*targetSamples
+	usage    // of all users
+	users    map[int]*usage
 	// goroutines reports whether the samples of different goroutines are counted separately.
 	goroutines bool
 	// lost counts dropped samples.
@@ -98,7 +100,7 @@ func newTargetSamples(t *target, user *usage) *targetSamples {
 }
 
 func newBatch(begun time.Time, goroutines bool) *batch {
-	return &batch{begun: begun, targets: map[*target]*targetSamples{}, users: map[int]*usage{}, goroutines: goroutines}
+	return &batch{begun: begun, requests: make(chan *requests.Period, 1), targets: map[*target]*targetSamples{}, users: map[int]*usage{}, goroutines: goroutines}
 }
 
 // extend sets the end of the batch to now, unless its last sample is later.

@@ -13,9 +13,14 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 )
 
+// searchOfNone returns a search that has found no process.
+func searchOfNone() *search {
+	return &search{scanner: &scanner{targets: newTargets(new(Selection))}}
+}
+
 // TestShortPeriod checks that the end of a period is found at once, however many have passed.
 func TestShortPeriod(t *testing.T) {
-	r := &recording{config: &Config{Period: time.Nanosecond}, batches: make(chan *batch, 1)}
+	r := &recording{config: &Config{Period: time.Nanosecond}, batches: make(chan *batch, 1), search: searchOfNone()}
 	begun := time.Now()
 	r.startPeriod(begun)
 	r.rotate(begun.Add(time.Hour))

@@ -105,7 +105,7 @@ func TestPartsDoNotOverlap(t *testing.T) {
 	const period = time.Second
 	l := newLoad(t, 1)
 	start := time.Now()
-	r := &recording{config: &Config{Period: period}, clock: start, batches: make(chan *batch, 2)}
+	r := &recording{config: &Config{Period: period}, clock: start, batches: make(chan *batch, 2), search: searchOfNone()}
 	r.startPeriod(start)
 	end := start.Add(period)
 	l.add(r.batch, end.Add(time.Microsecond), 0, 0, 1, 1)

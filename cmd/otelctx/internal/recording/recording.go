@@ -18,6 +18,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/requests"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 )
 
@@ -143,7 +144,7 @@ const (
 // read, the error wraps that of [reader.Open] or [reader.Process.ThreadLayout]; processes without a context
 // can be recorded.
 func Record(ctx context.Context, c Config) (*Result, error) {
-	r := &recording{config: &c, clock: time.Now(), batches: make(chan *batch), stopped: make(chan time.Time, 1), warnings: newWarnings(c.Warn)}
+	r := &recording{config: &c, clock: time.Now(), batches: make(chan *batch), stopped: make(chan time.Time, 1), lastRequests: make(chan *requests.Period, 1), warnings: newWarnings(c.Warn)}
 	if c.Sampler.Live {
 		r.live = newLiveObjects(maxLiveBytes)
 	}
@@ -173,9 +174,10 @@ type recording struct {
 	kernel   *symbols.Kernel
 	// clock is the time at the start of the recording. The method now adds the time elapsed since then.
 	clock time.Time
-	// stopped receives the time at which sampling stopped.
-	stopped chan time.Time
-	samples atomic.Uint64
+	// stopped receives the time at which sampling stopped, and lastRequests the requests in the last period.
+	stopped      chan time.Time
+	lastRequests chan *requests.Period
+	samples      atomic.Uint64
 	// batches passes finished batches to the goroutine that names them.
 	batches chan *batch
 	batch   *batch
@@ -230,7 +232,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 		for p := range r.batches {
 			n.symbolize(context.WithoutCancel(ctx), p)
 			if p.closes {
-				r.config.Report(r.result(n, p.end))
+				r.config.Report(r.result(n, p.end, <-p.requests))
 			}
 		}
 	})
@@ -253,7 +255,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	notExamined := r.search.notExamined()
-	result := r.result(n, end)
+	result := r.result(n, end, <-r.lastRequests)
 	result.Ended, result.NotExamined = ended, notExamined
 	return result, nil
 }
@@ -261,8 +263,8 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 // now returns the time. Like the times of samples, it is not affected when the wall clock is set.
 func (r *recording) now() time.Time { return r.clock.Add(time.Since(r.clock)) }
 
-// result returns the counts since its last call, and resets them.
-func (r *recording) result(n *symbolizer, end time.Time) *Result {
+// result returns the counts since its last call, and resets them. served are the requests in this time.
+func (r *recording) result(n *symbolizer, end time.Time, served *requests.Period) *Result {
 	counts := r.search.sampler.Counts()
 	counts.Lost += r.unknown.Load()
 	result := &Result{
@@ -270,6 +272,12 @@ func (r *recording) result(n *symbolizer, end time.Time) *Result {
 		Lost: counts.Lost + counts.Crowded - r.lastCounts.Lost - r.lastCounts.Crowded, Replaced: counts.Replaced - r.lastCounts.Replaced,
 	}
 	n.counts.report(result)
+	if len(r.config.Filters) == 0 { // Otherwise the samples are not those of all requests.
+		requests.Set(served, result.Endpoints)
+		if result.Allocated != nil {
+			requests.Set(served, result.Allocated.Endpoints)
+		}
+	}
 	if reason := r.search.unsampled.Load(); reason != nil && result.Allocated != nil {
 		result.Allocated.Reason = *reason
 	}
@@ -336,6 +344,9 @@ func (r *recording) rotate(now time.Time) {
 		if p.live != nil {
 			p.live <- r.live.snapshot(r.search.targets.isRetired)
 		}
+		if p.closes {
+			r.search.endRequestPeriod(p.requests)
+		}
 		r.batch = newBatch(p.end, r.config.IDAttributes)
 		r.batch.earliest = p.end
 		if p.closes {
@@ -366,7 +377,8 @@ func (r *recording) add(t *target, s *sampler.Sample) {
 // supervise polls the processes and stops the sampling when the duration, the context or the processes end.
 // It reports whether the processes have ended.
 func (r *recording) supervise(ctx, scanning context.Context, began time.Time) (ended bool) {
-	defer func() {
+	defer func() { //nolint:contextcheck // Reading the counters has its own limit.
+		r.search.endRequestPeriod(r.lastRequests)
 		r.stopped <- r.now()
 		if err := r.search.sampler.Stop(); err != nil {
 			r.warnings.warn(0, err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/requests"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -41,6 +42,8 @@ type scanner struct {
 	watching sync.Mutex
 	// began is the time at which the first process was watched, or nil before that.
 	began atomic.Pointer[time.Time]
+	// requests counts the requests to the recorded programs.
+	requests requests.Counter
 	// unsampled is the last reason why the allocations of a selected process are not sampled, or nil.
 	unsampled atomic.Pointer[error]
 }
@@ -126,6 +129,7 @@ func (s *scanner) open(ctx context.Context, image sampler.Image) (_ *target, err
 	published.spanNames.read(p, func() error { return s.checkImage(image) })
 	t := &target{image: image, reader: p}
 	t.published.Store(published)
+	s.countRequests(t)
 	if t.symbols, err = openSymbols(s.files, image.PID); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -228,6 +232,7 @@ func (s *scanner) refresh(ctx context.Context, t *target, reading func()) error 
 	was := t.published.Load()
 	now, err := timelimit.Call(ctx, t.image.PID, timelimit.Limit, func() (*published, error) {
 		reading()
+		s.countRequests(t) // The process may end before the next time.
 		if began := time.Now(); sampled && began.After(t.refreshAfter) {
 			_ = t.symbols.Refresh() // On failure the old mappings stay.
 			t.refreshAfter = time.Now().Add(refreshShare * time.Since(began))
@@ -276,6 +281,7 @@ func (s *scanner) retire(t *target) {
 
 // unwatch ends the recording of a program. The caller must hold s.watching.
 func (s *scanner) unwatch(t *target) {
+	t.requests.End(&s.requests, t.published.Load().service)
 	if !s.targets.retire(t) {
 		return
 	}

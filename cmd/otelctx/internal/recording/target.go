@@ -10,6 +10,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/allocations"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/requests"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -28,6 +29,9 @@ type target struct {
 	sites *allocations.Sites
 	// rate is the runtime.MemProfileRate of the program: the last one that was read and not 0, or 0 if there is none.
 	rate atomic.Uint64
+
+	// requests reads the number of requests to each endpoint.
+	requests requests.Process
 
 	// user is the id of the user who started the process.
 	user int

@@ -87,6 +87,7 @@ type AllocAmount struct {
 // out.
 type AllocUse struct {
 	AllocAmount
+	RequestCount
 
 	PID      int    `json:"pid,omitempty"`
 	Service  string `json:"service,omitempty"`
@@ -166,7 +167,13 @@ var allocTables = map[string][]*allocTable{
 
 func (m *memory) endpoints(*Tables) (rows []allocRow) {
 	for _, n := range m.Endpoints {
-		rows = append(rows, allocRow{n.Amount, AllocUse{Service: n.Service, Endpoint: n.Name}, []string{display.Name(n.Name)}})
+		row := allocRow{n.Amount, AllocUse{Service: n.Service, Endpoint: n.Name}, []string{display.Name(n.Name)}}
+		if m.column != columnLive {
+			served := requestsOf(n.Requests, n.Count)
+			row.use.RequestCount = requestCount(n.Requests)
+			row.cells = append([]string{served.String(), served.eachBytes(n.Amount.Bytes, n.Amount.Samples)}, row.cells...)
+		}
+		rows = append(rows, row)
 	}
 	return rows
 }
@@ -333,6 +340,12 @@ func (r *Recording) allocTables(l display.Layout, t *Tables, m *memory, took tim
 		{columnShare, "of the bytes of all allocations"},
 		{columnRate, "bytes allocated in a second of the recording"},
 	}
+	if columns[columnRequests] {
+		terms = append(terms, [2]string{columnRequests, requestsText})
+	}
+	if columns[columnEach] {
+		terms = append(terms, [2]string{columnEach, "average of one request; ≤ marks an upper bound"})
+	}
 	with := "bytes allocated by the function and by what it calls"
 	if m.column == columnLive {
 		terms = append([][2]string{
@@ -356,6 +369,9 @@ func allocLines(table *allocTable, rows []allocRow, m *memory, took time.Duratio
 	withService := several && rows[0].use.Service != "" && !slices.Contains(table.heads, display.ColumnService)
 	if withService {
 		heads = append(heads, display.ColumnService)
+	}
+	if withRate && table == &allocEndpoints {
+		heads = append(heads, columnRequests, columnEach)
 	}
 	var lines [][]string
 	for _, row := range rows {

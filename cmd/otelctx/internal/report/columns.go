@@ -7,19 +7,19 @@ import "github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 
 // Heads of the columns of record. Those that other commands have, too, are in package display.
 const (
-	columnCPU          = "CPU"
-	columnShare        = "SHARE"
-	columnInSpans      = "IN SPANS"
-	columnCum          = "CUM"
-	columnFlat         = "FLAT"
-	columnRequestsSeen = "REQUESTS SEEN"
-	columnCPURequest   = "CPU/REQUEST"
-	columnSpansSeen    = "SPANS SEEN"
-	columnCPUSpan      = "CPU/SPAN"
-	columnFunction     = "FUNCTION"
-	columnProcesses    = "PROCESSES"
-	columnKey          = "KEY"
-	columnValue        = "VALUE"
+	columnCPU        = "CPU"
+	columnShare      = "SHARE"
+	columnInSpans    = "IN SPANS"
+	columnCum        = "CUM"
+	columnFlat       = "FLAT"
+	columnRequests   = "REQUESTS"
+	columnCPURequest = "CPU/REQUEST"
+	columnSpansSeen  = "SPANS SEEN"
+	columnCPUSpan    = "CPU/SPAN"
+	columnFunction   = "FUNCTION"
+	columnProcesses  = "PROCESSES"
+	columnKey        = "KEY"
+	columnValue      = "VALUE"
 
 	// With --wall.
 	columnWall        = "WALL"
@@ -37,6 +37,7 @@ const (
 	columnLive      = "LIVE"
 	columnRate      = "RATE"
 	columnWith      = "WITH CALLEES"
+	columnEach      = "ALLOCATED/REQUEST"
 )
 
 // columnsOf returns the columns with these heads: which of them become narrower on a narrow terminal, and which are left out.
@@ -53,7 +54,7 @@ func columnsOf(heads []string) []display.Column {
 			c.Min, c.Spare = 20, 2
 		case columnCPUWait, columnRunnable:
 			c.Spare = 4
-		case columnError, columnSpansSeen, columnRequestsSeen:
+		case columnError, columnSpansSeen, columnRequests:
 			c.Spare = 3
 		case columnWallSpan, columnWallRequest:
 			c.Spare = 1
@@ -63,13 +64,16 @@ func columnsOf(heads []string) []display.Column {
 	return columns
 }
 
+// requestsText explains columnRequests.
+const requestsText = "requests that ended, as the service counts them; ≥ marks a lower bound"
+
 // columnTexts lists explanations of columns, in the order in which they are printed.
 var columnTexts = []struct{ column, text string }{
 	{columnShare, "of the CPU time of all samples"},
 	{columnInSpans, "of the CPU time of the row"},
 	{columnCum, "CPU time of the function and of what it calls"},
 	{columnFlat, "CPU time of the function without what it calls"},
-	{columnRequestsSeen, "requests with at least one sample; short ones may have none"},
+	{columnRequests, requestsText},
 	{columnCPURequest, "average CPU time of one; ≤ marks an upper bound"},
 	{columnSpansSeen, "spans with at least one sample; short ones may have none"},
 	{columnCPUSpan, "average CPU time of one, without its children; ≤ marks an upper bound"},

@@ -237,31 +237,21 @@ func (s *summary) functionTable(title string, r rows, heads ...string) {
 func functionText(name string) string { return display.Cut(display.String(name), display.MaxValue) }
 
 func (s *summary) endpoints() {
-	s.nameTable("Top endpoints by CPU time", s.Endpoints, columnRequestsSeen, columnCPURequest, display.ColumnEndpoint)
+	var r rows
+	for _, u := range top(s.Top, s.Endpoints) {
+		served := requestsOf(u.Requests, u.Count)
+		r.add(u.Amount, s.service(display.Key(u.Service), served.String(), served.each(s.cpu(uint64(u.Amount)), uint64(u.Amount)), display.Name(u.Name))...)
+	}
+	s.table("Top endpoints by CPU time", s.service(display.ColumnService, columnRequests, columnCPURequest, display.ColumnEndpoint), r)
 }
 
 func (s *summary) names() {
-	s.nameTable("Top span names by CPU time", s.Names, columnSpansSeen, columnCPUSpan, display.ColumnName)
-}
-
-func (s *summary) nameTable(title string, names []name, heads ...string) {
 	var r rows
-	for _, u := range top(s.Top, names) {
-		r.add(u.Amount, s.service(display.Key(u.Service), display.Digits(uint64(u.Count)), s.eachText(u), display.Name(u.Name))...)
+	for _, u := range top(s.Top, s.Names) {
+		seen := number{count: uint64(u.Count), seen: true}
+		r.add(u.Amount, s.service(display.Key(u.Service), display.Digits(seen.count), seen.each(s.cpu(uint64(u.Amount)), uint64(u.Amount)), display.Name(u.Name))...)
 	}
-	s.table(title, s.service(display.ColumnService, heads...), r)
-}
-
-// eachText returns the average CPU time of a span or request. Spans without samples are not counted, so the
-// average is too high if most spans have few samples, and is then marked as an upper bound.
-func (s *summary) eachText(u name) string {
-	const many = 5 // If spans have this many samples on average, hardly any span has none.
-	each := s.cpu(uint64(u.Amount)) / time.Duration(u.Count)
-	text := fmt.Sprintf("%.1fms", float64(each)/float64(time.Millisecond))
-	if uint64(u.Amount) < many*uint64(u.Count) {
-		text = "≤ " + text
-	}
-	return text
+	s.table("Top span names by CPU time", s.service(display.ColumnService, columnSpansSeen, columnCPUSpan, display.ColumnName), r)
 }
 
 func (s *summary) spans() {

@@ -28,9 +28,15 @@ func summarized() *recording.Result {
 		Start: start, End: start.Add(10 * time.Second), Samples: 1000, Attributed: 700,
 		Work: []recording.WorkUse{{Work: recording.Application, Samples: 600, Attributed: 540}, {Work: recording.Runtime}, {Work: recording.GarbageCollection, Samples: 400}},
 		Rows: tally.Rows[tally.Count]{
-			Processes:  []process{{PID: 1, Service: "shop", Amount: 500, Attributed: 400}, {PID: 3, Service: "cart", Amount: 300}, {PID: 2, Service: "shop", Amount: 200, Attributed: 100}},
-			Functions:  []function{{Service: "shop", Function: "main.hash", Flat: 300, Cumulative: 300}, {Service: "shop", Function: "main.f[go.shape.struct { A int }]", Flat: 5, Cumulative: 900}},
-			Endpoints:  []name{{Service: "shop", Name: "GET /\x1b[31m", Count: 10, Amount: 500}, {Service: "cart", Count: 200, Amount: 200}},
+			Processes: []process{{PID: 1, Service: "shop", Amount: 500, Attributed: 400}, {PID: 3, Service: "cart", Amount: 300}, {PID: 2, Service: "shop", Amount: 200, Attributed: 100}},
+			Functions: []function{{Service: "shop", Function: "main.hash", Flat: 300, Cumulative: 300}, {Service: "shop", Function: "main.f[go.shape.struct { A int }]", Flat: 5, Cumulative: 900}},
+			Endpoints: []name{
+				{Service: "shop", Name: "GET /\x1b[31m", Count: 10, Amount: 500},
+				{Service: "shop", Name: "GET /items", Count: 300, Amount: 400, Requests: &tally.Requests{Ended: 12345}},
+				{Service: "shop", Name: "GET /feed", Count: 3, Amount: 300, Requests: &tally.Requests{Ended: 2}},
+				{Service: "cart", Count: 200, Amount: 200},
+				{Service: "cart", Name: "PUT /", Count: 2, Amount: 20, Requests: &tally.Requests{Ended: 10, AtLeast: true}},
+			},
 			Names:      []name{{Service: "shop", Name: "SELECT", Count: 1200, Amount: 6000}},
 			Spans:      []span{{Service: "shop", Name: "SELECT", TraceID: [16]byte{0xab}, SpanID: [8]byte{0xcd}, Amount: 30, Unproven: 1, Attributes: attributes}, {Service: "cart", Amount: 2}},
 			Traces:     []tally.Trace[tally.Count]{{Service: "shop", TraceID: [16]byte{0xab}, Spans: 3, Amount: 40}},
@@ -63,15 +69,18 @@ func TestSummary(t *testing.T) {
 		"  3.000s  30.0%  shop     3.000s  30.0%  main.hash\n" +
 		"  0.050s  0.5%   shop     9.000s  90.0%  main.f[go.shape.struct { A int }]\n"
 	endpoints := "\nTop endpoints by CPU time\n" +
-		"  CPU     SHARE  SERVICE  REQUESTS SEEN  CPU/REQUEST  ENDPOINT\n" +
-		"  5.000s  50.0%  shop     10             500.0ms      \"GET /\\x1b[31m\"\n" +
-		"  2.000s  20.0%  cart     200            ≤ 10.0ms     -\n"
+		"  CPU     SHARE  SERVICE  REQUESTS  CPU/REQUEST  ENDPOINT\n" +
+		"  5.000s  50.0%  shop     ≥ 10      500.0ms      \"GET /\\x1b[31m\"\n" +
+		"  4.000s  40.0%  shop     12,345    0.32ms       GET /items\n" +
+		"  3.000s  30.0%  shop     ≥ 3       1000.0ms     GET /feed\n" +
+		"  2.000s  20.0%  cart     ≥ 200     ≤ 10.0ms     -\n" +
+		"  0.200s  2.0%   cart     ≥ 10      ≤ 20.0ms     PUT /\n"
 	// columns maps each value of --group-by to the columns that the summary explains besides CPU and SHARE. If
 	// there are no others, the value is SHARE.
 	columns := map[string][]string{
-		"":          {columnInSpans, columnCum, columnRequestsSeen, columnCPURequest, columnSpansSeen, columnCPUSpan},
+		"":          {columnInSpans, columnCum, columnRequests, columnCPURequest, columnSpansSeen, columnCPUSpan},
 		"span":      {columnSpansSeen, columnCPUSpan},
-		"endpoint":  {columnRequestsSeen, columnCPURequest},
+		"endpoint":  {columnRequests, columnCPURequest},
 		"function":  {columnCum, columnFlat},
 		"trace":     {columnSpansSeen},
 		"service":   {columnInSpans},

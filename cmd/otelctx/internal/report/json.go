@@ -86,6 +86,8 @@ type EndpointUse struct {
 	Requests int    `json:"requests"`
 	Samples  uint64 `json:"samples"`
 	CPUNano  int64  `json:"cpu_nano"`
+
+	RequestCount
 }
 
 // SpanNameUse is the CPU time of the spans with one name.
@@ -180,7 +182,7 @@ func (r *Recording) cpuDocument(t *Tables) Document {
 		})
 	}
 	for _, u := range top(t.Top, c.Endpoints) {
-		d.Endpoints = append(d.Endpoints, EndpointUse{u.Service, u.Name, u.Count, uint64(u.Amount), int64(r.cpu(uint64(u.Amount)))})
+		d.Endpoints = append(d.Endpoints, EndpointUse{u.Service, u.Name, u.Count, uint64(u.Amount), int64(r.cpu(uint64(u.Amount))), requestCount(u.Requests)})
 	}
 	for _, u := range top(t.Top, c.Names) {
 		d.SpanNames = append(d.SpanNames, SpanNameUse{u.Service, u.Name, u.Count, uint64(u.Amount), int64(r.cpu(uint64(u.Amount)))})

@@ -81,6 +81,8 @@ type WallUse struct {
 	CPUNano *int64 `json:"cpu_nano,omitempty"`
 	// WaitingNano is the part of WallNano spent blocked or in system calls.
 	WaitingNano int64 `json:"waiting_nano"`
+
+	RequestCount
 }
 
 // WallName is the wall-clock time of the spans with one name in the requests to one endpoint.
@@ -120,8 +122,10 @@ type wallRow struct {
 	wall.Times
 
 	cpu time.Duration
-	// count is the number of spans or requests that were seen, 0 if the row does not have it.
-	count int
+	// count is the number of spans or requests that were seen, 0 if the row does not have it. requests is the true number
+	// of requests, or nil.
+	count    int
+	requests *tally.Requests
 	// cells are the last cells of the row. use is the row for --json.
 	cells []string
 	use   WallUse
@@ -173,8 +177,8 @@ func (r *Recording) wallEndpoints() (rows []wallRow) {
 		func(n *name) nameKey { return nameKey{n.Service, n.Name} }, func(n *name) tally.Count { return n.Amount })
 	for _, n := range r.Wall.Endpoints {
 		rows = append(rows, wallRow{
-			service: n.Service, Times: n.Amount, cpu: cpu[nameKey{n.Service, n.Name}], count: n.Count, cells: []string{display.Name(n.Name)},
-			use: WallUse{Service: n.Service, Endpoint: n.Name, Count: n.Count},
+			service: n.Service, Times: n.Amount, cpu: cpu[nameKey{n.Service, n.Name}], count: n.Count, requests: n.Requests, cells: []string{display.Name(n.Name)},
+			use: WallUse{Service: n.Service, Endpoint: n.Name, Count: n.Count, RequestCount: requestCount(n.Requests)},
 		})
 	}
 	return rows
@@ -389,7 +393,7 @@ func (s *wallReport) explain() []byte {
 		{waits, waitsText},
 		{columnSpansSeen, "spans that were in a snapshot; short ones may not be"},
 		{columnWallSpan, "average time of one, without its children; ≤ marks an upper bound"},
-		{columnRequestsSeen, "requests that were in a snapshot; short ones may not be"},
+		{columnRequests, requestsText},
 		{columnWallRequest, "average time of one, all its goroutines added up; ≤ marks an upper bound"},
 		{columnShare, "of the wall-clock time of all spans"},
 	} {
@@ -435,10 +439,10 @@ func (s *wallReport) table(title string, rows []wallRow, counted, each string, h
 			line = append(line, display.Key(row.service))
 		}
 		if counted != "" {
-			line = append(line, display.Digits(uint64(row.count)))
+			line = append(line, row.counted(counted))
 		}
 		if each != "" {
-			line = append(line, row.each())
+			line = append(line, row.number(counted).each(row.Total, row.Seen))
 		}
 		lines = append(lines, append(line, row.cells...))
 	}
@@ -459,18 +463,20 @@ func (s *wallReport) heat(times func(row int) time.Duration) func(row int) displ
 	return func(row int) display.Style { return heat(uint64(max(times(row), 0)), uint64(max(s.total.Total, 0))) }
 }
 
-// each returns the average time of a span or request. It does not count spans that no snapshot has seen. The average is
-// therefore too high if most spans were seen by few snapshots, and is then marked as an upper bound.
-func (r *wallRow) each() string {
-	const many = 5 // If spans were seen this often on average, hardly any was never seen.
-	if r.count == 0 {
-		return "-"
+// number returns the number of spans or requests. head is the head of its column.
+func (r *wallRow) number(head string) number {
+	if head == columnRequests {
+		return requestsOf(r.requests, r.count)
 	}
-	text := fmt.Sprintf("%.1fms", float64(r.Total)/float64(r.count)/float64(time.Millisecond))
-	if r.Seen < many*uint64(r.count) {
-		text = "≤ " + text
+	return number{count: uint64(r.count), seen: true}
+}
+
+// counted returns the cell of the number of spans or requests.
+func (r *wallRow) counted(head string) string {
+	if head == columnRequests {
+		return r.number(head).String()
 	}
-	return text
+	return display.Digits(uint64(r.count))
 }
 
 func (s *wallReport) names() {
@@ -478,7 +484,7 @@ func (s *wallReport) names() {
 }
 
 func (s *wallReport) endpoints() {
-	s.table("Top endpoints by wall-clock time", s.wallEndpoints(), columnRequestsSeen, columnWallRequest, display.ColumnEndpoint)
+	s.table("Top endpoints by wall-clock time", s.wallEndpoints(), columnRequests, columnWallRequest, display.ColumnEndpoint)
 }
 
 func (s *wallReport) spans() {

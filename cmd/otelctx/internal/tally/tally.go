@@ -79,6 +79,16 @@ type Name[A any] struct {
 	// Count is the number of spans or requests that have samples.
 	Count  int
 	Amount A
+	// Requests is the true number of requests to an endpoint. The tally does not know it, so it leaves it nil.
+	Requests *Requests
+}
+
+// Requests is a number of requests, as services count them.
+type Requests struct {
+	// Ended is the number of requests that have ended.
+	Ended uint64
+	// AtLeast reports whether there may have been more.
+	AtLeast bool
 }
 
 // SpanName is the row of the spans with one name in the requests to one endpoint. Endpoint and Name are empty if

@@ -85,8 +85,8 @@ func TestTallyOfNames(t *testing.T) {
 		c.add(1, "a", s.times, Span{TraceID: [16]byte{s.trace}, SpanID: [8]byte{s.span}, LocalRootSpanID: [8]byte{s.root}}, s.shown)
 	}
 	r := c.Rows()
-	assert.Equal(t, []Name[Count]{{"a", "SELECT", 2, 6}, {"a", "GET /a", 2, 5}, {"a", "", 1, 1}, {"a", "GET /b", 1, 1}}, r.Names)
-	assert.Equal(t, []Name[Count]{{"a", "GET /a", 2, 11}, {"a", "", 1, 1}, {"a", "GET /b", 1, 1}}, r.Endpoints)
+	assert.Equal(t, []Name[Count]{{"a", "SELECT", 2, 6, nil}, {"a", "GET /a", 2, 5, nil}, {"a", "", 1, 1, nil}, {"a", "GET /b", 1, 1, nil}}, r.Names)
+	assert.Equal(t, []Name[Count]{{"a", "GET /a", 2, 11, nil}, {"a", "", 1, 1, nil}, {"a", "GET /b", 1, 1, nil}}, r.Endpoints)
 	assert.Equal(t, []SpanName[Count]{{"a", "GET /a", "SELECT", 2, 6}, {"a", "GET /a", "GET /a", 2, 5}, {"a", "", "", 1, 1}, {"a", "GET /b", "GET /b", 1, 1}}, r.SpanNames)
 	assert.Equal(t, "GET /a", r.Spans[0].Name)
 	assert.Empty(t, r.Spans[0].Attributes)
@@ -116,7 +116,7 @@ func TestTallyIsBounded(t *testing.T) {
 	const often = (3*maxFunctions + 99) / 100
 	assert.Equal(t, Function[Count]{"a", "often", often, often}, r.Functions[0])
 	assert.Equal(t, Attribute[Count]{"span_name", "often", often}, r.Attributes[0])
-	assert.Equal(t, Name[Count]{"a", "often", often, often}, r.Names[0])
+	assert.Equal(t, Name[Count]{"a", "often", often, often, nil}, r.Names[0])
 }
 
 // TestTallyOfManySpans expects the spans with the fewest samples to be dropped.

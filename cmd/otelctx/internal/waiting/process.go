@@ -12,6 +12,7 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/requests"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -57,6 +58,11 @@ type Program struct {
 
 // errReplaced means that a process executed a program or published its context while it was read.
 var errReplaced = fmt.Errorf("%w: the process has just executed a program or published again", reader.ErrBusy)
+
+// CountRequests counts the requests to the program that the process runs, as of the last call of Program, for this service.
+func (p *Process) CountRequests(r *requests.Process, c *requests.Counter, service string) {
+	r.Read(c, p.process, func() (*reader.ThreadLayout, string) { return p.program.layout, service })
+}
 
 // Program returns the program that the process runs now. The errors are those of [reader.Process.ThreadLayout].
 func (p *Process) Program(ctx context.Context) (*Program, error) {

@@ -22,6 +22,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/requests"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/timelimit"
@@ -84,13 +85,15 @@ type target struct {
 	probability float64
 	missing     []error // from the last snapshot
 	threads     threads
+	requests    requests.Process
 }
 
 // Recorder records processes. Its methods must not be called concurrently.
 type Recorder struct {
 	Config
 
-	targets []*target // the processes of PIDs
+	targets  []*target // the processes of PIDs
+	requests requests.Counter
 
 	start time.Time // of the recording
 
@@ -216,6 +219,7 @@ func open(ctx context.Context, pid int, selected func(pid int, service string) b
 	if _, err = p.Snapshot(ctx); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
+	p.CountRequests(&t.requests, nil, t.program.service)
 	return t, nil
 }
 
@@ -314,17 +318,19 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 		case <-timer.C:
 		}
 		now := time.Now()
-		snapshot, err := timelimit.Call(ctx, t.pid, timelimit.Limit, func() (*described, error) { return t.snapshot(ctx) })
+		snapshot, err := timelimit.Call(ctx, t.pid, timelimit.Limit, func() (*described, error) { return t.snapshot(ctx, &r.requests) })
 		switch {
 		case errors.Is(err, reader.ErrProcessGone) && gone.IsZero():
 			gone = now
 		case errors.Is(err, reader.ErrProcessGone) && now.Sub(gone) < process.MaxExec:
 		case errors.Is(err, reader.ErrProcessGone):
+			t.requests.End(&r.requests, t.program.service)
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.ended++
 			return nil
 		case err == nil && snapshot.program != t.program && r.Select != nil && !r.Select(t.pid, snapshot.program.service):
+			t.requests.End(&r.requests, t.program.service)
 			return nil // The process now runs a program that is not selected.
 		case err == nil:
 			r.add(t, snapshot, now, max(now.Sub(due), 0))
@@ -362,8 +368,8 @@ type described struct {
 	stacks  []*stack
 }
 
-// snapshot takes a snapshot of the process. The process may block it.
-func (t *target) snapshot(ctx context.Context) (*described, error) {
+// snapshot takes a snapshot of the process, and counts its requests. The process may block it.
+func (t *target) snapshot(ctx context.Context, c *requests.Counter) (*described, error) {
 	snapshot, err := t.process.Sample(ctx, waiting.Options{Stacks: true, Probability: t.probability, Examined: maxExamined})
 	if err != nil {
 		return nil, err
@@ -372,6 +378,7 @@ func (t *target) snapshot(ctx context.Context) (*described, error) {
 	if snapshot.Program != t.program.Program {
 		d.program = newProgram(snapshot.Program)
 	}
+	t.process.CountRequests(&t.requests, c, d.program.service)
 	t.threads.update(snapshot)
 	for i := range snapshot.Goroutines {
 		switch g := &snapshot.Goroutines[i]; {
@@ -470,5 +477,9 @@ func (r *Recorder) endPart() {
 // endPeriod ends the current part, and returns the result of the period. The caller must hold r.mu.
 func (r *Recorder) endPeriod() *Result {
 	r.endPart()
-	return r.period.end()
+	result := r.period.end()
+	if served := r.requests.EndPeriod(); len(r.Filters) == 0 { // Otherwise the times are not those of all requests.
+		requests.Set(served, result.Endpoints)
+	}
+	return result
 }
