@@ -90,7 +90,7 @@ func (s *Supervisor) Run(before func(Call)) error {
 		return err
 	}
 	rights := make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := unix.Recvmsg(s.own, make([]byte, 1), rights, unix.MSG_CMSG_CLOEXEC)
+	_, n, _, _, err := unix.Recvmsg(s.own, make([]byte, 1), rights, unix.MSG_CMSG_CLOEXEC) //nolint:dogsled // only rights are sent
 	if err != nil {
 		return fmt.Errorf("receive the listener: %w", err)
 	}

@@ -27,7 +27,7 @@ type embedded struct {
 }
 
 type embeddedRW struct {
-	n int
+	_ int
 	sync.RWMutex
 }
 
@@ -716,19 +716,6 @@ func (s *shop) twice(u *use) {
 	u.holds()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-}
-
-//go:noinline
-func closures(u *use) {
-	var m sync.Mutex
-	m.Lock()
-	defer func() {
-		if maybe() {
-			fmt.Println("done")
-		}
-		m.Unlock()
-	}()
-	u.park()
 }
 
 //go:noinline

@@ -355,7 +355,7 @@ func (s *Finder) effect(caller *function, target uint64, nesting int) depth {
 	// Helpers that lock or unlock for others are in the same package as their callers, or are called by them directly.
 	name, _, ok := s.program.Frame(target)
 	pkg := packageOf(name)
-	if !ok || pkg == "runtime" || pkg == "sync" && !strings.HasSuffix(name, methodValue) || pkg == "internal/sync" || nesting > 0 && pkg != packageOf(caller.Name) {
+	if !ok || pkg == runtimePackage || pkg == "sync" && !strings.HasSuffix(name, methodValue) || pkg == "internal/sync" || nesting > 0 && pkg != packageOf(caller.Name) {
 		return depth{}
 	}
 	f := s.function(target, nesting+1)
@@ -371,6 +371,9 @@ func (s *Finder) effect(caller *function, target uint64, nesting int) depth {
 	e.released = e.low < 0
 	return e
 }
+
+// runtimePackage is the package whose functions are part of no goroutine's own code.
+const runtimePackage = "runtime"
 
 // packageOf returns the import path of a function's package.
 func packageOf(function string) string {

@@ -126,7 +126,7 @@ func (s *Finder) May(stack []uint64) bool {
 	return slices.ContainsFunc(stack, func(pc uint64) bool {
 		f, known := s.functions[pc]
 		if !known {
-			if name, _, _ := s.program.Frame(pc); packageOf(name) != "runtime" {
+			if name, _, _ := s.program.Frame(pc); packageOf(name) != runtimePackage {
 				f = s.function(pc, 0)
 			}
 		}
@@ -193,7 +193,7 @@ func (s *Finder) frames(g Goroutine) (frames []frame, ok bool) {
 				return nil, false
 			}
 		}
-		if packageOf(name) != "runtime" {
+		if packageOf(name) != runtimePackage {
 			s.count(&f)
 		}
 		frames = append(frames, f)
@@ -217,11 +217,11 @@ func (s *Finder) count(f *frame) {
 		return
 	}
 	for begin := offset; begin >= max(0, offset-maxInstruction); begin-- {
-		i, ok := instruction{}, false
-		if d, ok = f.depths[begin]; ok {
-			i, ok = s.decode(f.function, begin)
+		if d, exact = f.depths[begin]; !exact {
+			continue
 		}
 		// pc is the last byte of a call.
+		i, ok := s.decode(f.function, begin)
 		if !ok || i.Op != callInstruction || i.next() != offset+1 {
 			continue
 		}
@@ -376,7 +376,7 @@ func (s *Finder) releasedByClosure(closure uint64) []Held {
 func (s *Finder) released(h Held, callees []frame, name string) bool {
 	for n := range callees {
 		f := &callees[n]
-		if packageOf(f.name) == "runtime" {
+		if packageOf(f.name) == runtimePackage {
 			continue
 		}
 		related := packageOf(f.name) == packageOf(name)

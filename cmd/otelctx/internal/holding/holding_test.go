@@ -5,6 +5,7 @@ package holding_test
 
 import (
 	"encoding/binary"
+	"maps"
 	"slices"
 	"testing"
 
@@ -204,9 +205,7 @@ func TestDeferred(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p, g := newProgram(f, at)
-			for a, w := range test.memory {
-				p.memory[a] = w
-			}
+			maps.Copy(p.memory, test.memory)
 			g.Deferred = test.list
 			assert.Equal(t, test.want, holding.New(p).Held(g))
 		})

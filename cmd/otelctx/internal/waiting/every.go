@@ -112,7 +112,7 @@ func (e *Every) Next(ctx context.Context) ([]Occupant, error) {
 					o.Span = &names
 				}
 			}
-			e.others.add(e.Program, &o.Goroutine.Goroutine)
+			e.add(e.Program, &o.Goroutine.Goroutine)
 			e.holders.add(e.Program, &o)
 			if o.Wait.Polled {
 				e.polls = append(e.polls, newPoll(&o.Goroutine.Goroutine, o.ID))
@@ -136,7 +136,7 @@ func (e *Every) FindObjects(ctx context.Context) error {
 		return err
 	}
 	e.miss(missing)
-	polls := append(e.polls, e.holderPolls(e.Program)...)
+	polls := slices.Concat(e.polls, e.holderPolls(e.Program))
 	e.polls = nil
 	return e.process.findSockets(ctx, e.others, polls)
 }

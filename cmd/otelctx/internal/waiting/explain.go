@@ -34,6 +34,9 @@ func Kind(g *Goroutine, frames []Frame) string {
 	}
 }
 
+// mutexLock is the kind of wait of a goroutine that waits for a sync.Mutex.
+const mutexLock = "sync.Mutex.Lock"
+
 // kinds maps functions of the runtime and of package sync to the kind of wait that happens in them. It is
 // used for programs in which the runtime's own names of wait reasons were not found. The innermost frame
 // whose function is in the map decides.
@@ -46,7 +49,7 @@ var kinds = map[string]string{
 	"internal/poll.runtime_pollWait": "IO wait",
 	"sync.(*RWMutex).RLock":          "sync.RWMutex.RLock",
 	"sync.(*RWMutex).Lock":           "sync.RWMutex.Lock",
-	"sync.(*Mutex).Lock":             "sync.Mutex.Lock",
+	"sync.(*Mutex).Lock":             mutexLock,
 	"sync.(*Cond).Wait":              "sync.Cond.Wait",
 	"sync.(*WaitGroup).Wait":         "sync.WaitGroup.Wait",
 	"runtime.coroswitch":             "coroutine",

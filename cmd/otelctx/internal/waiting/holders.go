@@ -59,7 +59,7 @@ func waitsForMutex(g *reader.Goroutine) bool {
 		return false
 	}
 	switch g.WaitReason {
-	case "sync.Mutex.Lock", "sync.RWMutex.Lock", "sync.RWMutex.RLock":
+	case mutexLock, "sync.RWMutex.Lock", "sync.RWMutex.RLock":
 		return true
 	}
 	return false
@@ -154,7 +154,7 @@ func (p *Process) isHeld(lock uint64, reading bool, waiters []reader.Goroutine) 
 		return false
 	}
 	half := func(offset int) int32 { return int32(binary.NativeEndian.Uint32(b[offset:])) }
-	isRW := slices.ContainsFunc(waiters, func(g reader.Goroutine) bool { return g.WaitReason != "sync.Mutex.Lock" })
+	isRW := slices.ContainsFunc(waiters, func(g reader.Goroutine) bool { return g.WaitReason != mutexLock })
 	switch {
 	case !isRW:
 		return !reading && half(state)&1 == 1

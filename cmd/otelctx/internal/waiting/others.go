@@ -174,7 +174,7 @@ func (p *Process) readOthers(ctx context.Context, snap *Snapshot, known map[read
 		}
 		for i := range found.Goroutines {
 			g := &found.Goroutines[i]
-			snap.others.add(snap.Program, g)
+			snap.add(snap.Program, g)
 			if holders {
 				snap.holders.add(snap.Program, &Occupant{Goroutine: Goroutine{Goroutine: *g, In: -1}})
 			}

@@ -5,6 +5,7 @@ package waitobject
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/callstack"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
@@ -47,36 +48,37 @@ func (l *Lock) SetHolders(p *waiting.Program, chain []waiting.Holder, cycle uint
 }
 
 // HeldUpBy describes the holders in a line, or returns "" if they are unknown.
-func (l *Lock) HeldUpBy(layout display.Layout) (text string) {
+func (l *Lock) HeldUpBy(layout display.Layout) string {
 	if l == nil {
 		return ""
 	}
+	var text strings.Builder
 	for i := range l.PossibleHolders {
 		h := &l.PossibleHolders[i]
 		if i > 0 {
-			text += ", "
+			text.WriteString(", ")
 		}
-		text += fmt.Sprintf("held up by? goroutine %d", h.Goroutine)
+		fmt.Fprintf(&text, "held up by? goroutine %d", h.Goroutine)
 		if h.Span != "" {
-			text += fmt.Sprintf(" %q", display.Escape(h.Span))
+			fmt.Fprintf(&text, " %q", display.Escape(h.Span))
 			if h.Endpoint != "" && h.Endpoint != h.Span {
-				text += fmt.Sprintf(" of %q", display.Escape(h.Endpoint))
+				fmt.Fprintf(&text, " of %q", display.Escape(h.Endpoint))
 			}
 		}
 		switch {
 		case h.Socket != nil:
-			text += ", which waits for " + h.Socket.String()
+			text.WriteString(", which waits for " + h.Socket.String())
 		case h.WaitingFor != "":
-			text += fmt.Sprintf(", %s: %s", h.State, display.Escape(h.WaitingFor))
+			fmt.Fprintf(&text, ", %s: %s", h.State, display.Escape(h.WaitingFor))
 		default:
-			text += ", " + h.State
+			text.WriteString(", " + h.State)
 		}
 		if h.Frame != nil {
-			text += " in " + h.Frame.Text(layout)
+			text.WriteString(" in " + h.Frame.Text(layout))
 		}
 	}
 	if l.LikelyDeadlock {
-		text += fmt.Sprintf(", held up by? goroutine %d: likely deadlock", l.cycle)
+		fmt.Fprintf(&text, ", held up by? goroutine %d: likely deadlock", l.cycle)
 	}
-	return text
+	return text.String()
 }

@@ -596,13 +596,6 @@ func TestWatchAgain(t *testing.T) {
 	assert.Equal(t, last, taken(t, s))
 }
 
-func used(t *testing.T, c *childproc.Child) time.Duration {
-	t.Helper()
-	d, err := busyservice.Used(c)
-	require.NoError(t, err)
-	return d
-}
-
 // TestLost checks that samples that are not read in time are counted as lost.
 func TestLost(t *testing.T) {
 	s := open(t, Config{Frequency: busyservice.Frequency(), BufferSize: os.Getpagesize()})
