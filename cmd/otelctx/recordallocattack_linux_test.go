@@ -1,6 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build amd64
+
 package main
 
 import (
