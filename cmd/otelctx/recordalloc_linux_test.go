@@ -1,8 +1,6 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build amd64
-
 package main
 
 import (
