@@ -157,7 +157,7 @@ func ForProvider(opts ...Option) *SpanProcessor {
 
 // Stats says where spans are published, and what is left out: see [SpanProcessor.Stats].
 type Stats struct {
-	// Carriers are the carriers that are on: thread_slots, goroutine_table, goroutine_record.
+	// Carriers lists the active carriers: thread_slots, goroutine_table, goroutine_record.
 	Carriers []string
 	// Off joins the reasons why requested carriers, or the tables of spans and names, are off. It is nil if
 	// all of them are on.

@@ -82,8 +82,8 @@ func TestNextTableRepeatsNoRef(t *testing.T) {
 	}
 }
 
-// If the table is closed while a goroutine is starting or ending a span, the goroutine can safely
-// continue. Spans can also be started later.
+// TestLateStartAndEnd checks that spans can safely start and end while the table is being closed, and
+// start afterwards.
 func TestLateStartAndEnd(t *testing.T) {
 	table, _ := newTable(t, false, nil)
 	p := goruntime.Pin()

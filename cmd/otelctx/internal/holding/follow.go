@@ -31,7 +31,7 @@ type state struct {
 	registers [16]value
 	// written are the words that it will have written by then.
 	written map[uint64]value
-	// released are the locks that it will have released, without acquiring them before, on any path. acquired are those
+	// released are the locks that it will have released, without acquiring them before, on every path. acquired are those
 	// that it will have acquired, and unknown is the number of further ones.
 	released, acquired []Held
 	unknown            int
@@ -43,7 +43,7 @@ func (s *state) clone() *state {
 	return &c
 }
 
-// merge makes s what is known if either s or o is true. It reports whether s has changed.
+// merge joins two paths: s keeps only what is known on both. It reports whether s has changed.
 func (s *state) merge(o *state) (changed bool) {
 	for i := range s.registers {
 		if s.registers[i] != o.registers[i] && s.registers[i].known {

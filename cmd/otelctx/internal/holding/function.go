@@ -43,7 +43,7 @@ type depth struct {
 // maxDepth limits all numbers of a depth.
 const maxDepth = 8
 
-// plus returns the sum of two depths.
+// plus adds two depths, and limits each number to maxDepth.
 func (d depth) plus(o depth) depth {
 	limit := func(n int8) int8 { return max(-maxDepth, min(n, maxDepth)) }
 	return depth{limit(d.low + o.low), limit(d.high + o.high), limit(d.tries + o.tries), d.released || o.released}

@@ -45,8 +45,9 @@ type AllocDocument struct {
 	Live *LiveDocument `json:"live,omitempty"`
 }
 
-// LiveDocument is what is in use at the end of the recording or of the program: the objects that were allocated since the
-// start of the recording, before the last completed collection of the program began, and have not been freed since.
+// LiveDocument reports the memory that is in use at the end of the recording or of the program. It counts objects that were
+// allocated after the start of the recording and before the last completed collection of the program began, and have not been
+// freed since.
 type LiveDocument struct {
 	// Collections is the number of collections that the programs have completed since the start of the recording. Before the
 	// first, nothing is known to be in use.
@@ -83,8 +84,8 @@ type AllocAmount struct {
 	ErrorBytes uint64 `json:"error_bytes"`
 }
 
-// AllocUse is what an endpoint, the spans of a name, a function and so on allocated. Fields that do not apply are left
-// out.
+// AllocUse is a row of a list in AllocLists: the allocations of an endpoint, a span name, a function and so on. Fields that
+// do not apply are left out.
 type AllocUse struct {
 	AllocAmount
 	RequestCount
@@ -336,7 +337,7 @@ func (r *Recording) allocTables(l display.Layout, t *Tables, m *memory, took tim
 		return fmt.Appendf(out, "\nNo samples to group by %s\n", display.Key(t.Group.String()))
 	}
 	terms := [][2]string{
-		{columnError, "standard error of " + m.column + ": the true number is twice as far away in 1 of 20 rows"},
+		{columnError, "standard error of " + m.column + ": in 1 of 20 rows, the true number is more than twice as far away"},
 		{columnShare, "of the bytes of all allocations"},
 		{columnRate, "bytes allocated in a second of the recording"},
 	}
