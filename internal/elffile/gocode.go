@@ -32,6 +32,9 @@ type GoInlined struct {
 // maxInlinedRanges is the maximum number of ranges with inlined calls of a function.
 const maxInlinedRanges = 1 << 14
 
+// maxInlinedNames is the maximum number of names in the different chains of inlined calls of a function.
+const maxInlinedNames = 1 << 12
+
 // Code returns the function that contains address. It fails if the function has more than 64 KiB of code, or if a part of
 // its description cannot be read.
 func (t *GoTable) Code(address uint64) (c GoCode, ok bool) {
@@ -61,6 +64,7 @@ func (t *GoTable) Code(address uint64) (c GoCode, ok bool) {
 // addInlined sets c.Inlined.
 func (t *GoTable) addInlined(c *GoCode, fn goFunction) bool {
 	chains := map[int32][]string{-1: nil} // by index in the inline tree
+	kept := 0                             // names in all chains
 	var chain func(index int32, depth int) ([]string, bool)
 	chain = func(index int32, depth int) ([]string, bool) {
 		if names, known := chains[index]; known {
@@ -76,6 +80,9 @@ func (t *GoTable) addInlined(c *GoCode, fn goFunction) bool {
 			return nil, false
 		}
 		names := append([]string{name}, outer...)
+		if kept += len(names); kept > maxInlinedNames {
+			return nil, false
+		}
 		chains[index] = names
 		return names, true
 	}
@@ -85,6 +92,9 @@ func (t *GoTable) addInlined(c *GoCode, fn goFunction) bool {
 			return false
 		}
 		c.Inlined = append(c.Inlined, GoInlined{v.limit, names})
+		if v.limit >= fn.limit {
+			break
+		}
 	}
 	return true
 }

@@ -104,7 +104,8 @@ func (s *Finder) function(pc uint64, nesting int) *function {
 			return nil
 		}
 		if f = s.functions[code.Entry]; f == nil {
-			s.code += len(code.Code)
+			const perRange = 32
+			s.code += len(code.Code) + perRange*len(code.Inlined)
 			f = &function{GoCode: code, defers: code.OpenDefers, nesting: maxNesting + 1}
 		}
 		s.functions[pc], s.functions[code.Entry] = f, f
@@ -112,6 +113,11 @@ func (s *Finder) function(pc uint64, nesting int) *function {
 	if nesting < f.nesting {
 		f.nesting, f.understood = nesting, false
 		s.analyze(f, nesting)
+		const perDepth = 8
+		s.code += perDepth * len(f.depths)
+		if s.steps < 0 { // Analyze it again when there are steps.
+			f.nesting, f.understood = maxNesting+1, false
+		}
 	}
 	return f
 }
@@ -125,7 +131,7 @@ func (s *Finder) May(stack []uint64) bool {
 	defer func() { s.left = max(s.steps, 0) }()
 	return slices.ContainsFunc(stack, func(pc uint64) bool {
 		f, known := s.functions[pc]
-		if !known {
+		if !known || f != nil && f.nesting > maxNesting {
 			if name, _, _ := s.program.Frame(pc); packageOf(name) != runtimePackage {
 				f = s.function(pc, 0)
 			}

@@ -15,6 +15,8 @@ const (
 	maxLiveBytes = 48 << 20
 	// liveObjectBytes is the approximate memory for an object, including the map entry.
 	liveObjectBytes = 350
+	// publishedBytes is charged for each further publication of a program, which objects retain with its span names.
+	publishedBytes = 1 << 20
 )
 
 // liveObjects follows the sampled objects of all programs, from their allocation until they are freed. Only the goroutine
@@ -38,6 +40,8 @@ type liveProgram struct {
 	// swept counts the events [sampler.Swept]. The first begins a collection, and each further one completes the previous
 	// collection.
 	swept uint64
+	// published is the publication at the last allocation. Objects retain it.
+	published *published
 	// interned holds the stacks and attributes of the objects, and of some that have been freed.
 	interned *targetSamples
 	bytes    int
@@ -92,6 +96,13 @@ func (l *liveObjects) allocated(t *target, p *liveProgram, s *sampler.Sample) {
 	if p.bytes > l.limit-l.bytes && p.interned.bytes >= p.compactAt {
 		l.compact(p)
 	}
+	if now := t.published.Load(); now != p.published {
+		if p.published != nil {
+			p.bytes += publishedBytes
+			l.bytes += publishedBytes
+		}
+		p.published = now
+	}
 	if p.bytes > l.limit-l.bytes {
 		l.leftOut++
 		return
@@ -99,7 +110,7 @@ func (l *liveObjects) allocated(t *target, p *liveProgram, s *sampler.Sample) {
 	before := p.interned.bytes
 	stack, _ := p.interned.stack(s.User, s.Kernel, s.Time)
 	key := &rawKey{
-		published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: s.Truncated,
+		published: p.published, stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: s.Truncated,
 		allocated: s.Allocated, span: s.Span,
 	}
 	key.span.Attributes = p.interned.internAttributes(s.Span.Attributes)

@@ -177,7 +177,9 @@ type recording struct {
 	// stopped receives the time at which sampling stopped, and lastRequests the requests in the last period.
 	stopped      chan time.Time
 	lastRequests chan *requests.Period
-	samples      atomic.Uint64
+	// stopping is true once lastRequests is being read: no period ends after that.
+	stopping atomic.Bool
+	samples  atomic.Uint64
 	// batches passes finished batches to the goroutine that names them.
 	batches chan *batch
 	batch   *batch
@@ -330,7 +332,8 @@ func (r *recording) startPeriod(now time.Time) {
 // Almost all samples from before the given time have been read; other CPUs may still be handing over a few.
 func (r *recording) rotate(now time.Time) {
 	p := r.batch
-	p.closes = r.config.Period > 0 && !now.Before(r.periodEnd)
+	// The last period ends with the recording: its requests are counted before its last samples are read.
+	p.closes = r.config.Period > 0 && !r.stopping.Load() && !now.Before(r.periodEnd)
 	if !p.closes && !p.full(now) {
 		return
 	}
@@ -378,6 +381,7 @@ func (r *recording) add(t *target, s *sampler.Sample) {
 // It reports whether the processes have ended.
 func (r *recording) supervise(ctx, scanning context.Context, began time.Time) (ended bool) {
 	defer func() { //nolint:contextcheck // Reading the counters has its own limit.
+		r.stopping.Store(true)
 		r.search.endRequestPeriod(r.lastRequests)
 		r.stopped <- r.now()
 		if err := r.search.sampler.Stop(); err != nil {

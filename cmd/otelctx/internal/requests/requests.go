@@ -129,7 +129,8 @@ func (p *Process) Read(c *Counter, process *reader.Process, published func() (*r
 		p.table, p.names, p.last = layout.Requests, nil, nil
 		p.follows.Store(true)
 	}
-	if !p.follows.Load() {
+	if !p.follows.Load() { // An earlier call has failed, or the program is not read any more.
+		c.Miss(service)
 		return
 	}
 	names, err := process.Names(layout.Names, slices.Clip(p.names))
