@@ -427,8 +427,8 @@ func TestRecordAllocRefusesMappings(t *testing.T) {
 	}
 }
 
-// TestRecordAllocUnsupported checks that a kernel without compare-and-swap in BPF records CPU time all the same, and why
-// it does not record allocations.
+// TestRecordAllocUnsupported checks that --alloc fails on a kernel whose BPF has no compare-and-swap, and gives this reason, and
+// that CPU time is still recorded there.
 func TestRecordAllocUnsupported(t *testing.T) {
 	t.Parallel()
 	needSampling(t)

@@ -162,7 +162,7 @@ func TestHeld(t *testing.T) {
 		{"released in the first round", []part{acquire, park, overNext, release, jumpBack(18), ret}, nil},
 		{"tried", []part{try, park, release, ret}, nil},
 		{"an unknown lock is released", []part{acquire, park, unknown, ret}, nil},
-		{"another lock is released", []part{acquire, move, park, release, ret}, mutex}, // the word is what it is now
+		{"another lock is released", []part{acquire, move, park, release, ret}, mutex}, // the word in memory is still the address of the first
 		{"the word changes later", []part{acquire, park, move, release, ret}, []holding.Held{{Lock: lock + 64}}},
 		{"twice, released once", []part{acquire, acquire, park, release, ret}, nil},
 		{"panics instead", []part{acquire, park, code(0x74, 5), call(panicEntry), release, ret}, mutex},

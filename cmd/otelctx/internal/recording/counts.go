@@ -30,10 +30,10 @@ type counts struct {
 	// allocated is nil unless allocations are sampled. unweighed becomes Allocated.Unweighed.
 	allocated *tally.Tally[allocations.Amount]
 	unweighed uint64
-	// live is nil unless the objects are followed. inUse is what it is counted from.
-	live  *tally.Tally[allocations.Amount]
-	inUse snapshot
-	work  [numWorks]WorkUse
+	// live is nil without Config.Sampler.Live. collections and leftOut become those of Result.Live.
+	live                 *tally.Tally[allocations.Amount]
+	collections, leftOut uint64
+	work                 [numWorks]WorkUse
 	// filtered counts samples that did not pass the filters. They are counted nowhere else.
 	filtered uint64
 	// filteredAttributes becomes Result.FilteredAttributes. It is collected while there are no other samples.
@@ -170,6 +170,6 @@ func (c *counts) report(r *Result) {
 		r.Unproven += a.Unproven.Samples
 	}
 	if l := c.live; l != nil {
-		r.Live = &Live{Total: l.Total, Attributed: l.Attributed, Collections: c.inUse.collections, LeftOut: c.inUse.leftOut, Rows: l.Rows()}
+		r.Live = &Live{Total: l.Total, Attributed: l.Attributed, Collections: c.collections, LeftOut: c.leftOut, Rows: l.Rows()}
 	}
 }

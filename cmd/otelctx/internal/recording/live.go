@@ -45,7 +45,7 @@ type liveProgram struct {
 	// interned holds the stacks and attributes of the objects, and of some that have been freed.
 	interned *targetSamples
 	bytes    int
-	// compactAt is the size of interned from which it is worth to look for what has been freed.
+	// compactAt is the size of interned below which too little may have been freed for a call of compact.
 	compactAt int
 }
 

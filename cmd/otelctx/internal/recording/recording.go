@@ -55,9 +55,9 @@ type Config struct {
 	// Warn, if not nil, is called with errors that do not end the recording, at most once for each process
 	// and reason. Calls do not overlap.
 	Warn func(error)
-	// Profile, if not nil, is called with consecutive profiles of about half a minute each: one of each kind of sample.
-	// At the end of each period, a profile of what is in use follows. Calls do not overlap. If a call takes so long that the memory for the following batch is full, further samples are
-	// lost.
+	// Profile, if not nil, is called with consecutive profiles of about half a minute each, one for each kind of sample. At
+	// the end of each period, a profile of the memory in use follows if Sampler.Live is set. Calls do not overlap. If a call
+	// takes so long that the memory for the following batch is full, further samples are lost.
 	Profile func(*profilespb.ProfilesData)
 }
 

@@ -47,8 +47,8 @@ func newNameTable(layout *reader.ThreadLayout, previous *nameTable) *nameTable {
 	return n
 }
 
-// read reads new names. If it fails, it changes nothing. check returns an error if the process runs another program by now,
-// which may have names of its own at the same address.
+// read reads new names. After an error, the table is unchanged. check returns an error if the process has executed another
+// program, which may have its own names at the same address.
 func (n *nameTable) read(p *reader.Process, check func() error) {
 	if n == nil {
 		return

@@ -107,9 +107,9 @@ func (n *symbolizer) symbolize(ctx context.Context, p *batch) {
 		return
 	}
 	live := profile.New(profile.Options{Start: p.begun, Live: true, Version: n.config.Version})
-	n.counts.inUse = *<-p.live
-	n.addAll(ctx, n.counts.inUse.targets, destination{memory: live, live: true})
-	n.counts.inUse.targets = nil
+	inUse := <-p.live
+	n.counts.collections, n.counts.leftOut = inUse.collections, inUse.leftOut
+	n.addAll(ctx, inUse.targets, destination{memory: live, live: true})
 	n.pass(live, p.end)
 }
 

@@ -104,7 +104,7 @@ type AllocUse struct {
 	Attributes      map[string]string `json:"attributes,omitempty"`
 }
 
-// memory is what was allocated, or what is in use.
+// memory holds the numbers of the tables: of the allocated memory, or of the memory in use.
 type memory struct {
 	total allocations.Amount
 	tally.Rows[allocations.Amount]
