@@ -5,6 +5,7 @@ package recording
 
 import (
 	"encoding/binary"
+	"maps"
 	"slices"
 	"time"
 
@@ -218,26 +219,24 @@ func (s *targetSamples) stack(user, kernel []uint64, at time.Time) (_ *rawStack,
 		return existing, false
 	}
 	s.stacks[string(key)] = stack
-	s.bytes += stackSize(string(key))
+	s.bytes += stack.size()
 	return stack, true
 }
 
-// stackSize estimates the memory of a stack, in bytes.
-func stackSize(key string) int {
+// size estimates the memory of a stack, in bytes.
+func (s *rawStack) size() int {
 	const size = 250 // including the map entry
-	return size + 3*len(key)
+	return size + 3*8*(1+len(s.user)+len(s.kernel))
 }
 
-// keep drops all stacks and attributes but those given.
+// keep drops all stacks and attributes but those given. Some of these stacks may have been replaced since, because other
+// regions were mapped at their addresses. They count as well.
 func (s *targetSamples) keep(stacks map[*rawStack]bool, attributes map[string]bool) {
 	s.bytes = 0
-	for key, stack := range s.stacks {
-		if !stacks[stack] {
-			delete(s.stacks, key)
-			continue
-		}
-		s.bytes += stackSize(key)
+	for stack := range stacks {
+		s.bytes += stack.size()
 	}
+	maps.DeleteFunc(s.stacks, func(_ string, stack *rawStack) bool { return !stacks[stack] })
 	for encoded := range s.attributes {
 		if !attributes[encoded] {
 			delete(s.attributes, encoded)
