@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -604,6 +605,17 @@ func TestRecordAllocChanged(t *testing.T) {
 			assert.Positive(t, b.run(t).Total)
 		})
 	}
+	t.Run("a call is inlined", func(t *testing.T) {
+		changed := bytes.Clone(content)
+		copy(changed[callOf(t, content, sites.Offset[allocations.FreeSpecial]):], []byte{0x0f, 0x1f, 0x44, 0, 0}) // NOP
+		path := filepath.Join(programs.Dir(t), "allocator")
+		programs.Write(t, path, changed)
+		b := startAllocator(t, path, sampledRate)
+		got := otelctx(t, "record", "--alloc", "--live", pidOf(b.Child))
+		assert.Contains(t, got.stderr, "calls runtime.freeSpecial in 2 places instead of 3")
+		assert.Equal(t, exitOther, got.code)
+		assert.Positive(t, b.run(t).Total)
+	})
 	t.Run("replaced", func(t *testing.T) {
 		path := filepath.Join(programs.Dir(t), "allocator")
 		require.NoError(t, os.Link(exe, path))
@@ -614,6 +626,19 @@ func TestRecordAllocChanged(t *testing.T) {
 		truth, d := b.record(t)
 		assert.InEpsilon(t, truth.Total, d.Allocated.Bytes, 0.02)
 	})
+}
+
+// callOf returns the place of a call of a function, whose first push is at an offset.
+func callOf(t *testing.T, program []byte, push uint64) int {
+	t.Helper()
+	entry := bytes.LastIndex(program[:push], []byte{0x49, 0x3b, 0x66, 0x10}) // CMPQ SP, 16(R14)
+	for i := range len(program) - 5 {
+		if program[i] == 0xe8 && i+5+int(int32(binary.LittleEndian.Uint32(program[i+1:]))) == entry {
+			return i
+		}
+	}
+	t.Fatal("nothing calls the function")
+	return 0
 }
 
 // otherFunction returns the place of the name of a function of the runtime that is as long as runtime.mProf_Malloc.

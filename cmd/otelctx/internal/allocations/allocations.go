@@ -11,10 +11,13 @@ package allocations
 import (
 	"bytes"
 	"debug/elf"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
 	"os"
+
+	"github.com/otelctx/otelctx/internal/elffile"
 )
 
 // ErrUnsafe is wrapped by errors of [Find] for processes in which no place for a probe is proven to be safe.
@@ -46,6 +49,8 @@ const (
 	NextEpoch Function = "runtime.nextMarkBitArenaEpoch"
 	// setSpecial makes the special record of a sample.
 	setSpecial Function = "runtime.setprofilebucket"
+	// sweep is the only caller of FreeSpecial.
+	sweep Function = "runtime.(*sweepLocked).sweep"
 )
 
 // functions returns where to set probes.
@@ -72,6 +77,25 @@ func checkSpecial(code []byte) error {
 	}
 	if found != 1 {
 		return fmt.Errorf("%w: it is not known how %s marks a sampled object", ErrUnsafe, setSpecial)
+	}
+	return nil
+}
+
+// checkFrees checks that the code of [sweep] calls [FreeSpecial] in each of the three places in which it frees an object. A
+// profile-guided build may inline some of the calls, where a probe would miss them. (A function that is inlined in its only
+// place is not in the program.)
+func checkFrees(sweeper, freeSpecial elffile.Function) error {
+	const opcode, length, calls = 0xe8, 5, 3 // CALL, with a distance of 4 bytes
+	found := 0
+	for i := 0; i+length <= len(sweeper.Code); i++ {
+		distance := int32(binary.LittleEndian.Uint32(sweeper.Code[i+1:]))
+		if sweeper.Code[i] == opcode && sweeper.Offset+uint64(i+length)+uint64(distance) == freeSpecial.Offset {
+			found++
+		}
+	}
+	if found != calls {
+		return fmt.Errorf("%w: %s calls %s in %d places instead of %d: a profile-guided build may have inlined it",
+			ErrUnsafe, sweep, FreeSpecial, found, calls)
 	}
 	return nil
 }

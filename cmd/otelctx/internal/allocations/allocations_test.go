@@ -6,12 +6,15 @@ package allocations
 import (
 	"bytes"
 	"debug/elf"
+	"encoding/binary"
 	"math"
 	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/elffile"
 )
 
 // TestFirstPush checks the place of the probe in code of Go 1.24 to 1.27 as objdump shows it, and that other code is refused.
@@ -58,6 +61,27 @@ func TestCheckSpecial(t *testing.T) {
 		require.ErrorIs(t, checkSpecial(code(changed)), ErrUnsafe, "%x", changed)
 	}
 	require.ErrorIs(t, checkSpecial(code([]byte{0xc6, 0x44, 0x10, 0x04})), ErrUnsafe, "another way to address memory")
+}
+
+// TestCheckFrees checks that each call counts, and that sweep must have three.
+func TestCheckFrees(t *testing.T) {
+	const callee, caller = 0x1000, 0x1100
+	call := func(position int, to int32) []byte {
+		return binary.LittleEndian.AppendUint32([]byte{0xe8}, uint32(to-int32(caller+position+5)))
+	}
+	check := func(code ...[]byte) error {
+		return checkFrees(elffile.Function{Offset: caller, Code: bytes.Join(code, nil)}, elffile.Function{Offset: callee})
+	}
+	before, later := []byte{0x90}, []byte{0x0f, 0xe8}
+	all := [][]byte{before, call(1, callee), call(6, callee), later, call(13, callee)}
+	require.NoError(t, check(all...))
+	require.ErrorContains(t, check(all[:4]...), "in 2 places instead of 3")
+	require.ErrorContains(t, check(append(all, call(18, callee))...), "in 4 places instead of 3")
+	require.ErrorIs(t, check(before, call(1, callee), call(6, callee), later, call(13, callee+1)), ErrUnsafe)
+	last := bytes.Clone(all[4])
+	last[0] = 0xe9 // JMP
+	require.ErrorIs(t, check(before, all[1], all[2], later, last), ErrUnsafe)
+	require.ErrorIs(t, check(before, all[1], all[2], later, all[4][:4]), ErrUnsafe)
 }
 
 func TestSameCode(t *testing.T) {

@@ -60,15 +60,27 @@ func Find(pid int, live bool) (_ *Sites, err error) {
 		sites.Offset[function] = f.Offset + uint64(push)
 	}
 	if live {
-		f, err := elffile.FindFunction(file, string(setSpecial))
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrUnsafe, err)
-		}
-		if err := checkSpecial(f.Code); err != nil {
+		if err := checkLive(file); err != nil {
 			return nil, err
 		}
 	}
 	return sites, nil
+}
+
+// checkLive checks that the probes of a program find each sampled object that is freed.
+func checkLive(file *os.File) error {
+	found := map[Function]elffile.Function{}
+	for _, function := range []Function{setSpecial, sweep, FreeSpecial} {
+		f, err := elffile.FindFunction(file, string(function))
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrUnsafe, err)
+		}
+		found[function] = f
+	}
+	if err := checkSpecial(found[setSpecial].Code); err != nil {
+		return err
+	}
+	return checkFrees(found[sweep], found[FreeSpecial])
 }
 
 // identity identifies a file.
