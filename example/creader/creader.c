@@ -22,7 +22,7 @@ struct slot {
 	uint64_t trace_id_high, trace_id_low, span_id; uint8_t in_use, trace_flags; uint16_t attrs_size; uint32_t seq;
 	uint64_t owner_goid, span_ref, m; uint32_t tid, reserved;
 };
-struct table { uint32_t magic, layout, capacity, cell_size, header_size, used; };
+struct table { uint32_t magic, layout, capacity, entry_size, header_size, used; };
 struct cell {
 	uint64_t version, trace_id_high, trace_id_low, span_id, local_root_span_id, goid, ancestors[3];
 	uint8_t trace_flags, dispatched, reserved1[6]; uint64_t start_unix_ns, g; uint32_t tid, reserved2[7];
@@ -101,7 +101,7 @@ static int read_entry(uint64_t goid, uint64_t g, uint64_t *ref) {
 	struct table t;
 	uint64_t address = integer("threadlocal.goroutines.address"), entry[2];
 	if (!read_at(address, &t, sizeof t) || t.magic != 0x4F544754 || t.layout != 1 || t.capacity != 65536) return 0;
-	address += t.header_size + (goid % 8192 * 8 + goid / 8192 % 8) * t.cell_size;
+	address += t.header_size + (goid % 8192 * 8 + goid / 8192 % 8) * t.entry_size;
 	if (!read_at(address, entry, sizeof entry)) return 0;
 	*ref = entry[0] & ~1ULL;
 	return entry[1] == (~((g >> 3 & ((1ULL << 45) - 1)) | goid >> 16 << 45) ^ entry[0] * 0x9E3779B97F4A7C15);
@@ -110,7 +110,7 @@ static int read_entry(uint64_t goid, uint64_t g, uint64_t *ref) {
 static uint64_t read_table(struct table *t) {
 	uint64_t address = integer("threadlocal.spans.address");
 	if (!read_at(address, t, sizeof *t) || t->magic != 0x4F545350 || t->layout != 1 || !t->capacity) return 0;
-	return t->cell_size < sizeof(struct cell) ? 0 : address + t->header_size;
+	return t->entry_size < sizeof(struct cell) ? 0 : address + t->header_size;
 }
 // Reads the cell of the span that ref refers to. The span may be LIVE or ENDED, or the cell may have
 // been REUSED for another span.
@@ -118,7 +118,7 @@ static enum { REUSED, ENDED, LIVE } read_cell(uint64_t ref, struct cell *c) {
 	struct table t;
 	uint64_t address = read_table(&t);
 	if (!address || !ref) return REUSED;
-	address += (ref >> 1 & 0x7FFFF) % t.capacity * t.cell_size;
+	address += (ref >> 1 & 0x7FFFF) % t.capacity * t.entry_size;
 	if (!read_at(address, c, sizeof *c) || number_at(address, 8) != c->version) return REUSED;
 	return c->version == ref ? LIVE : c->version == (ref | 1) ? ENDED : REUSED;
 }
@@ -146,7 +146,7 @@ static void list_spans(void) {
 	struct table t;
 	struct cell before, c;
 	uint64_t address = read_table(&t);
-	for (uint32_t i = 0; address && i < t.used && i < t.capacity; i++, address += t.cell_size) {
+	for (uint32_t i = 0; address && i < t.used && i < t.capacity; i++, address += t.entry_size) {
 		if (!read_at(address, &before, sizeof before) || !before.version || before.version & 1) continue;
 		if (!read_at(address, &c, sizeof c) || number_at(address, 8) != before.version) continue;
 		printf("live ");

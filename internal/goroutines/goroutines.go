@@ -27,7 +27,7 @@ import (
 // Table contains the active spans of goroutines. Use [New] to create it. It is safe for concurrent
 // use.
 type Table struct {
-	header  *wire.GoroutinesHeader
+	header  *wire.TableHeader
 	entries []wire.GoroutineEntry
 	region  *vma.Region
 }

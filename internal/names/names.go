@@ -62,10 +62,10 @@ type Table struct {
 	// entries and in index.
 	used atomic.Uint32
 
-	header  *wire.NamesHeader
+	header  *wire.TableHeader
 	entries []wire.NameEntry
 	// requests has the counters of all rows, one row after the other.
-	requestsHeader *wire.RequestsHeader
+	requestsHeader *wire.TableHeader
 	requests       []uint64
 	region         *vma.Region // contains the names and the counters
 

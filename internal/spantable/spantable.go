@@ -89,7 +89,7 @@ func packNames(r Ref, name, endpoint uint16) uint64 {
 // Table contains one cell per live span of a process. Use [New] to create it. It is safe for
 // concurrent use.
 type Table struct {
-	header *wire.SpansHeader
+	header *wire.TableHeader
 	// cells has length [Capacity], and locals has length maxLocals. They are slices because a pointer
 	// to an array would cost a nil check, which reads from element 0 while another CPU may be writing
 	// there.
@@ -183,7 +183,7 @@ func New(o Options) (t *Table, err error) {
 	t.header, t.cells = wire.SpansIn(t.region.Bytes())
 	t.header.Layout = wire.SpansLayout1
 	t.header.Capacity = Capacity
-	t.header.CellSize = wire.CellSize
+	t.header.EntrySize = wire.CellSize
 	t.header.HeaderSize = wire.SpansHeaderSize
 	if err = errors.Join(err, t.region.Publish(wire.SpansMagic)); err != nil {
 		err = fmt.Errorf("span table: %w", err)

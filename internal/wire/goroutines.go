@@ -25,20 +25,6 @@ const (
 	GoroutinesName = "OTELCTX_GOROUTINES"
 )
 
-// GoroutinesHeader is the header of a goroutine table.
-type GoroutinesHeader struct {
-	_ structs.HostLayout
-
-	Magic      uint32
-	Layout     uint32
-	Capacity   uint32
-	EntrySize  uint32
-	HeaderSize uint32
-	// Used always equals Capacity, because any entry may be in use.
-	Used uint32
-	_    [8]byte
-}
-
 // GoroutineEntry holds the active span of a goroutine. Only that goroutine writes the entry, unless
 // another goroutine shares it. If both write at the same time, the entry may end up with one word
 // from each. Readers detect this, because Check then fits neither goroutine.
@@ -118,19 +104,12 @@ func (e *GoroutineEntry) Goroutine(index int) (goid, g uint64) {
 func SameGoroutine(goid, modulo uint64) bool { return (goid^modulo)<<(64-35) == 0 }
 
 const (
-	_ = -(unsafe.Sizeof(GoroutinesHeader{}) ^ 32)
-	_ = -(unsafe.Offsetof(GoroutinesHeader{}.Capacity) ^ 8)
-	_ = -(unsafe.Offsetof(GoroutinesHeader{}.EntrySize) ^ 12)
-	_ = -(unsafe.Offsetof(GoroutinesHeader{}.HeaderSize) ^ 16)
-	_ = -(unsafe.Offsetof(GoroutinesHeader{}.Used) ^ 20)
 	_ = -(unsafe.Sizeof(GoroutineEntry{}) ^ GoroutineEntrySize)
 	_ = -(unsafe.Offsetof(GoroutineEntry{}.Check) ^ 8)
 )
 
 // GoroutinesIn returns the header at the start of b, which the caller has mapped, and the entries
 // that follow it. It panics if b is too short or not 8-byte aligned.
-func GoroutinesIn(b []byte) (*GoroutinesHeader, []GoroutineEntry) {
-	h := (*GoroutinesHeader)(headerIn(b, GoroutinesHeaderSize))
-	// Sound: the entries lie within b, have its alignment, and hold no pointers.
-	return h, unsafe.Slice((*GoroutineEntry)(unsafe.Pointer(unsafe.SliceData(b[GoroutinesHeaderSize:]))), (len(b)-GoroutinesHeaderSize)/GoroutineEntrySize)
+func GoroutinesIn(b []byte) (*TableHeader, []GoroutineEntry) {
+	return tableIn[GoroutineEntry](b, GoroutinesHeaderSize)
 }

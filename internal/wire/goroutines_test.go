@@ -18,7 +18,7 @@ func TestGoroutineTableGolden(t *testing.T) {
 	got := mapped(128 + 2*16)
 	header, entries := GoroutinesIn(got)
 	assert.Len(t, entries, 2)
-	*header = GoroutinesHeader{Magic: GoroutinesMagic, Layout: GoroutinesLayout1, Capacity: GoroutinesCapacity, EntrySize: GoroutineEntrySize, HeaderSize: GoroutinesHeaderSize, Used: GoroutinesCapacity}
+	*header = TableHeader{Magic: GoroutinesMagic, Layout: GoroutinesLayout1, Capacity: GoroutinesCapacity, EntrySize: GoroutineEntrySize, HeaderSize: GoroutinesHeaderSize, Used: GoroutinesCapacity}
 	const g = 0xc02345e000
 	for i, e := range []struct {
 		goid   uint64

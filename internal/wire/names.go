@@ -36,20 +36,6 @@ const (
 	NamesName = "OTELCTX_NAMES"
 )
 
-// NamesHeader is the header of a name table.
-type NamesHeader struct {
-	_ structs.HostLayout
-
-	Magic      uint32
-	Layout     uint32
-	Capacity   uint32
-	EntrySize  uint32
-	HeaderSize uint32
-	// Used is the number of complete entries, which never change.
-	Used uint32
-	_    [8]byte
-}
-
 // NameEntry is a name in UTF-8, preceded by its size in bytes. Entries are word-aligned.
 type NameEntry struct {
 	_ structs.HostLayout
@@ -70,19 +56,12 @@ func (e *NameEntry) Put(name string) {
 }
 
 const (
-	_ = -(unsafe.Sizeof(NamesHeader{}) ^ 32)
-	_ = -(unsafe.Offsetof(NamesHeader{}.Capacity) ^ 8)
-	_ = -(unsafe.Offsetof(NamesHeader{}.EntrySize) ^ 12)
-	_ = -(unsafe.Offsetof(NamesHeader{}.HeaderSize) ^ 16)
-	_ = -(unsafe.Offsetof(NamesHeader{}.Used) ^ 20)
 	_ = -(unsafe.Sizeof(NameEntry{}) ^ NameEntrySize)
 	_ = -(unsafe.Offsetof(NameEntry{}.Text) ^ 1)
 )
 
 // NamesIn returns the header at the start of b, which the caller has mapped, and the entries that
 // follow it. It panics if b is too short or not 8-byte aligned.
-func NamesIn(b []byte) (*NamesHeader, []NameEntry) {
-	h := (*NamesHeader)(headerIn(b, NamesHeaderSize))
-	// Sound: the entries lie within b and hold no pointers.
-	return h, unsafe.Slice((*NameEntry)(unsafe.Pointer(unsafe.SliceData(b[NamesHeaderSize:]))), (len(b)-NamesHeaderSize)/NameEntrySize)
+func NamesIn(b []byte) (*TableHeader, []NameEntry) {
+	return tableIn[NameEntry](b, NamesHeaderSize)
 }

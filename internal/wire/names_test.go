@@ -18,7 +18,7 @@ func TestNameTableGolden(t *testing.T) {
 	got := mapped(256 + 2*256)
 	header, entries := NamesIn(got)
 	require.Len(t, entries, 2)
-	*header = NamesHeader{Magic: NamesMagic, Layout: NamesLayout1, Capacity: 2, EntrySize: NameEntrySize, HeaderSize: NamesHeaderSize, Used: 2}
+	*header = TableHeader{Magic: NamesMagic, Layout: NamesLayout1, Capacity: 2, EntrySize: NameEntrySize, HeaderSize: NamesHeaderSize, Used: 2}
 	entries[1].Size = uint8(copy(entries[1].Text[:], "GET /cart/{id}"))
 	assert.Equal(t, want, got)
 	assert.Equal(t, "OTNM", string(binary.BigEndian.AppendUint32(nil, NamesMagic)))

@@ -78,13 +78,13 @@ func TestReferenceLayouts(t *testing.T) {
 		"ring header":            layoutOf(RingHeader{}),
 		"slot of layout 1":       fieldRows(SlotFields(RingLayout1)),
 		"slot of layout 2":       fieldRows(SlotFields(RingLayout2)),
-		"span table header":      layoutOf(SpansHeader{}),
+		"span table header":      layoutOf(TableHeader{}),
 		"cell":                   fieldRows(CellFields()),
-		"goroutine table header": layoutOf(GoroutinesHeader{}),
+		"goroutine table header": layoutOf(TableHeader{}),
 		"goroutine entry":        layoutOf(GoroutineEntry{}),
-		"name table header":      layoutOf(NamesHeader{}),
+		"name table header":      layoutOf(TableHeader{}),
 		"name":                   layoutOf(NameEntry{}),
-		"request table header":   layoutOf(RequestsHeader{}),
+		"request table header":   layoutOf(TableHeader{}),
 		"record":                 append(layoutOf(ThreadContextRecord{}), row(ThreadContextRecordSize, 0, "attrs_data")),
 	} {
 		assert.Equal(t, want, documented(t, table, 3), table)

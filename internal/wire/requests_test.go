@@ -18,7 +18,7 @@ func TestRequestTableGolden(t *testing.T) {
 	got := mapped(128 + 2*16)
 	header, counters := RequestsIn(got)
 	require.Len(t, counters, 4)
-	*header = RequestsHeader{
+	*header = TableHeader{
 		Magic: RequestsMagic, Layout: RequestsLayout1, Capacity: 2, EntrySize: 2 * RequestCounterSize, HeaderSize: RequestsHeaderSize, Used: 1,
 	}
 	counters[1] = 259

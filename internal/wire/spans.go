@@ -25,21 +25,6 @@ const (
 	Ancestors = 3
 )
 
-// SpansHeader is the header of a span table.
-type SpansHeader struct {
-	_ structs.HostLayout
-
-	Magic      uint32
-	Layout     uint32
-	Capacity   uint32
-	CellSize   uint32
-	HeaderSize uint32
-	// Used is the number of cells that have ever been used. Cells whose index is at least Used are
-	// empty.
-	Used uint32
-	_    [8]byte
-}
-
 // Cell describes one live span. See [RefGeneration] for how its version relates to the references
 // to the cell.
 type Cell struct {
@@ -120,11 +105,6 @@ type Ref uint64
 func (r Ref) Index() uint32 { return RefIndex(uint64(r)) }
 
 const (
-	_ = -(unsafe.Sizeof(SpansHeader{}) ^ 32)
-	_ = -(unsafe.Offsetof(SpansHeader{}.Capacity) ^ 8)
-	_ = -(unsafe.Offsetof(SpansHeader{}.CellSize) ^ 12)
-	_ = -(unsafe.Offsetof(SpansHeader{}.HeaderSize) ^ 16)
-	_ = -(unsafe.Offsetof(SpansHeader{}.Used) ^ 20)
 	_ = -(unsafe.Sizeof(Cell{}) ^ CellSize)
 	_ = -(unsafe.Offsetof(Cell{}.TraceIDHigh) ^ 0x08)
 	_ = -(unsafe.Offsetof(Cell{}.TraceIDLow) ^ 0x10)
@@ -163,8 +143,6 @@ func CellFields() []Field {
 
 // SpansIn returns the header at the start of b, which the caller has mapped, and the cells that
 // follow it. It panics if b is too short or not 8-byte aligned.
-func SpansIn(b []byte) (*SpansHeader, []Cell) {
-	h := (*SpansHeader)(headerIn(b, SpansHeaderSize))
-	// Sound: the cells lie within b, have its alignment, and hold no pointers.
-	return h, unsafe.Slice((*Cell)(unsafe.Pointer(unsafe.SliceData(b[SpansHeaderSize:]))), (len(b)-SpansHeaderSize)/CellSize)
+func SpansIn(b []byte) (*TableHeader, []Cell) {
+	return tableIn[Cell](b, SpansHeaderSize)
 }

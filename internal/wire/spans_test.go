@@ -20,7 +20,7 @@ func TestSpanTableGolden(t *testing.T) {
 	got := mapped(128 + 2*128)
 	header, cells := SpansIn(got)
 	require.Len(t, cells, 2)
-	*header = SpansHeader{Magic: SpansMagic, Layout: SpansLayout1, Capacity: 2, CellSize: CellSize, HeaderSize: SpansHeaderSize, Used: 1}
+	*header = TableHeader{Magic: SpansMagic, Layout: SpansLayout1, Capacity: 2, EntrySize: CellSize, HeaderSize: SpansHeaderSize, Used: 1}
 	cells[0] = Cell{
 		Version: 7 * RefGeneration, TraceIDHigh: traceHigh, TraceIDLow: traceLow, SpanID: spanID, LocalRootSpanID: localRoot,
 		Goid: 12345, Ancestors: [Ancestors]uint64{RefGeneration | 3<<RefIndexShift, 2*RefGeneration | (1<<RefIndexBits-1)<<RefIndexShift},
