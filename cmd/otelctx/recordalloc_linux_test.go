@@ -492,6 +492,7 @@ func TestRecordAllocRefuses(t *testing.T) {
 		return cmd
 	}())
 	assert.Contains(t, got.stderr, "without CAP_SYS_ADMIN")
+	assert.Contains(t, got.stderr, "Run it as root")
 	assert.Equal(t, exitNotPermitted, got.code)
 }
 

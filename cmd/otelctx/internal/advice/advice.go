@@ -56,6 +56,8 @@ have reached that line yet, have shut its publisher down, or run with OTELCTX_PR
     spanctx.WithPublishing()
 of github.com/otelctx/otelctx/spanctx. If this one does: it may not have reached that line yet, or have shut its provider
 down. otelctx inspect PID shows what the process does publish.`
+	case errors.Is(err, sampler.ErrProbeNotPermitted):
+		return probeAdvice(proc)
 	case errors.Is(err, sampler.ErrNotPermitted):
 		return samplingAdvice(proc)
 	case errors.Is(err, launch.ErrNotPermitted):

@@ -37,14 +37,14 @@ func TestPermissionAdvice(t *testing.T) {
 	for name, test := range map[string]struct {
 		self, other, yama, paranoid string
 		mounts                      string // options of /proc
-		reading, sampling           string
+		reading, sampling, probe    string
 	}{
 		"root":                     {self: status("0", allCaps, allCaps), reading: "neither root nor more capabilities help", sampling: "neither root nor more of them help"},
-		"root in a container":      {self: status("0", none, none), reading: "as root, but without CAP_SYS_PTRACE", sampling: "as root, but in a container"},
+		"root in a container":      {self: status("0", none, none), reading: "as root, but without CAP_SYS_PTRACE", sampling: "as root, but in a container", probe: "--cap-add SYS_ADMIN"},
 		"root that may sample":     {self: status("0", admin, admin), reading: "as root, but without CAP_SYS_PTRACE", sampling: "neither root"},
 		"Yama forbids all":         {self: status("0", allCaps, allCaps), yama: "3\n", reading: "ptrace_scope is 3: no process"},
 		"a user with CAP":          {self: status("7", ptrace, ptrace), other: status("8", none, none), reading: "neither root"},
-		"another user's":           {self: status("7", none, none), other: status("8", none, none), yama: "1\n", reading: "Processes of other users", sampling: "sudo setcap"},
+		"another user's":           {self: status("7", none, none), other: status("8", none, none), yama: "1\n", reading: "Processes of other users", sampling: "sudo setcap", probe: "as root (sudo otelctx)"},
 		"Yama":                     {self: status("7", none, none), other: status("7", none, none), yama: "1\n", reading: "sysctl kernel.yama.ptrace_scope=0"},
 		"Yama 2":                   {self: status("7", none, none), other: status("7", none, none), yama: "2\n", reading: "ptrace_scope is 2: "},
 		"an unknown mode":          {self: status("7", none, none), other: status("7", none, none), yama: "\x1b9\n", reading: `ptrace_scope is \x1b9: `},
@@ -57,7 +57,7 @@ func TestPermissionAdvice(t *testing.T) {
 		"Debian's default":         {self: status("7", none, sample), paranoid: "3\n", sampling: "perf_event_paranoid is 3. "},
 		"Debian's default as root": {self: status("0", allCaps, allCaps), paranoid: "3\n", sampling: "neither root"},
 		"the kernel's default":     {self: status("7", none, none), paranoid: "2\n", sampling: "CGO_ENABLED=0"},
-		"by the file":              {self: status("7", none, sample), paranoid: "2\n", sampling: "neither root"},
+		"by the file":              {self: status("7", none, sample), paranoid: "2\n", sampling: "neither root", probe: "as root (sudo otelctx)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			proc := fstest.MapFS{}
@@ -74,10 +74,12 @@ func TestPermissionAdvice(t *testing.T) {
 			for err, want := range map[error]string{
 				process.NewError(12, reader.ErrNotPermitted): test.reading,
 				sampler.ErrNotPermitted:                      test.sampling,
+				sampler.ErrProbeNotPermitted:                 test.probe,
 			} {
 				got := about(err, proc)
 				assert.Contains(t, got, want)
 				assert.False(t, root && strings.Contains(got, "sudo"), got)
+				assert.False(t, errors.Is(err, sampler.ErrProbeNotPermitted) && strings.Contains(got, "setcap"), got)
 			}
 		})
 	}

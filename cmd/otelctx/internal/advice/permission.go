@@ -185,6 +185,15 @@ Each user can then record the processes that they may trace. Those of other user
 	}
 }
 
+// probeAdvice says what helps if otelctx lacks CAP_SYS_ADMIN, which only root should have.
+func probeAdvice(proc fs.FS) string {
+	if self := credentialsOf(proc, "self"); self.root() {
+		return `otelctx runs as root, but in a container without this capability. Give it to the container (docker run --cap-add SYS_ADMIN
+--cap-add SYS_PTRACE, or capabilities.add in Kubernetes' securityContext), or run otelctx on the host.`
+	}
+	return "Run it as root (sudo otelctx). CAP_BPF and CAP_PERFMON are enough only for CPU time."
+}
+
 // maxNamed is the maximum number of processes that a message names.
 const maxNamed = 8
 

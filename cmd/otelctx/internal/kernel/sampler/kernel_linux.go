@@ -215,7 +215,7 @@ func permitted(allocations bool) error {
 		return nil // CAP_SYS_ADMIN includes all.
 	}
 	if allocations {
-		return fmt.Errorf("%w: without CAP_SYS_ADMIN, which the kernel demands for a probe in a process", ErrNotPermitted)
+		return ErrProbeNotPermitted
 	}
 	var missing []string
 	for _, c := range needed {

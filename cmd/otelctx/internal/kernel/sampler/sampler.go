@@ -5,6 +5,7 @@ package sampler
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/otelctx/otelctx/internal/procfs"
@@ -14,6 +15,9 @@ var (
 	// ErrNotPermitted is returned if the kernel does not allow the caller to sample. The wrapping error
 	// names the missing capability or the restriction.
 	ErrNotPermitted = errors.New("not permitted to sample")
+	// ErrProbeNotPermitted wraps ErrNotPermitted. It is returned if the caller lacks CAP_SYS_ADMIN, without which
+	// allocations cannot be sampled.
+	ErrProbeNotPermitted = fmt.Errorf("%w: without CAP_SYS_ADMIN, which the kernel demands for a probe in a process", ErrNotPermitted)
 	// ErrTooManyProcesses is returned by Watch if [MaxProcesses] processes are already watched, even if the
 	// process is one of them.
 	ErrTooManyProcesses = errors.New("too many processes to sample")
