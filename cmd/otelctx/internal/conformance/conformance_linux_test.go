@@ -145,7 +145,7 @@ var broken = map[string][]string{
 }
 
 // verify checks a publisher, which it updates during the check if updated is true. It returns the ids of the
-// rules by status, or none if it found no context in time.
+// rules by status. On a busy machine, the check may end before it has found the context, or read it between two updates.
 func verify(t *testing.T, child *childproc.Child, updated bool, d time.Duration) map[conformance.Status][]string {
 	t.Helper()
 	type outcome struct {
@@ -169,7 +169,7 @@ func verify(t *testing.T, child *childproc.Child, updated bool, d time.Duration)
 			time.Sleep(time.Millisecond) // Leave the processor to the check.
 		}
 	}
-	if !errors.Is(got.err, reader.ErrNoContext) {
+	if !errors.Is(got.err, reader.ErrNoContext) && !errors.Is(got.err, reader.ErrBusy) {
 		assert.NoError(t, got.err)
 	}
 	rules := map[conformance.Status][]string{}
@@ -213,7 +213,7 @@ func TestBroken(t *testing.T) {
 }
 
 // requireFailed checks publishers for d each until all of these rules have failed. On a busy machine a short check may
-// find no context that has just moved, or see no updates, so each check takes longer than the previous one.
+// find no context that has just moved, read none, or see no updates, so each check takes longer than the previous one.
 func requireFailed(t *testing.T, start func() *childproc.Child, missed []string, updated bool, d time.Duration) {
 	t.Helper()
 	for ; len(missed) > 0; d *= 4 {
