@@ -4,6 +4,7 @@
 package holding_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"maps"
 	"slices"
@@ -248,24 +249,75 @@ func (e *endless) Read(address uint64, b []byte) bool {
 func TestHeldIsBounded(t *testing.T) {
 	p := new(endless)
 	f := holding.New(p)
-	goroutines := 0
-	for ; !f.Spent() && goroutines < 1<<20; goroutines++ {
-		g := holding.Goroutine{SP: 1 << 30, Deferred: 1 << 31}
-		for n := range uint64(1024) {
-			g.Stack = append(g.Stack, (1<<30+(n+1)<<12-8)&^4095+8)
-		}
-		f.May(g.Stack)
-		before := p.reads
-		assert.Empty(t, f.Held(g))
-		assert.LessOrEqual(t, p.reads-before, 64)
+	g := holding.Goroutine{SP: 1 << 30, Deferred: 1 << 31}
+	for n := range uint64(1024) {
+		g.Stack = append(g.Stack, (1<<30+(n+1)<<12-8)&^4095+8)
 	}
+	assert.Empty(t, f.Held(g))
+	assert.False(t, f.Spent())
+	assert.Equal(t, 64, p.reads)
+	f.May(g.Stack)
 	assert.True(t, f.Spent())
-	assert.LessOrEqual(t, p.codes, 1<<13+1)
 	read := p.reads
 	assert.Empty(t, f.Held(holding.Goroutine{SP: 1 << 30, Stack: []uint64{1 << 30}}))
 	assert.Equal(t, read, p.reads)
 	f.Reset()
 	assert.False(t, f.Spent())
+}
+
+// large is a program in which each block of 1 MiB is one function, which returns after some instructions.
+type large struct{ instructions, size, ranges, codes int }
+
+const blockSize = 1 << 20
+
+func (l *large) Code(pc uint64) (elffile.GoCode, bool) {
+	l.codes++
+	c := elffile.GoCode{Name: "main.f", Entry: pc, Code: bytes.Repeat([]byte{0x90}, l.size), Inlined: make([]elffile.GoInlined, l.ranges)}
+	c.Code[l.instructions] = 0xc3
+	return c, true
+}
+
+func (*large) Frame(uint64) (function string, size int, ok bool) { return "main.f", 8, true }
+
+func (*large) Read(uint64, []byte) bool { return false }
+
+// TestFunctionsAreBounded checks that a Finder keeps no more functions of one stack than fit into its memory.
+func TestFunctionsAreBounded(t *testing.T) {
+	const memory = 32 << 20
+	for _, test := range []struct {
+		name    string
+		program large
+		most    int
+	}{
+		{"number", large{instructions: 0, size: 1}, 1 << 13},
+		{"code", large{instructions: 0, size: 1 << 16}, memory >> 16},
+		{"inlined calls", large{instructions: 0, size: 1, ranges: 1 << 14}, memory >> (14 + 5)},
+		{"instructions", large{instructions: 1<<14 - 1, size: 1 << 14}, memory / (9 << 14)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f := holding.New(&test.program)
+			var stack []uint64
+			for n := range uint64(1 << 14) {
+				stack = append(stack, (n+1)*blockSize)
+			}
+			assert.False(t, f.May(stack))
+			assert.True(t, f.Spent())
+			assert.InDelta(t, test.most, test.program.codes, 1)
+			f.Reset()
+			assert.False(t, f.Spent())
+		})
+	}
+}
+
+// TestAnalyzedAgain checks that a function that takes more work than is allowed for one goroutine is analyzed again when more
+// is allowed.
+func TestAnalyzedAgain(t *testing.T) {
+	p, g := newProgram(assemble("main.f", code(bytes.Repeat([]byte{0x90}, 1<<18)...), acquire, park, release, ret))
+	p.functions = append(p.functions[1:], p.functions[0]) // The others have addresses in the middle of its code.
+	f := holding.New(p)
+	assert.Empty(t, f.Held(g))
+	assert.True(t, f.May(g.Stack))
+	assert.Equal(t, []holding.Held{{Lock: lock}}, f.Held(g))
 }
 
 // FuzzHeld lets a goroutine wait in arbitrary code, with an arbitrary stack. The first byte says where.

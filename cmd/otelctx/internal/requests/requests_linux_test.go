@@ -139,6 +139,14 @@ func TestLosses(t *testing.T) {
 			s.layout = &old
 			s.read(new(Process), c)
 		}, "2+"},
+		"counters that cannot be read, in a later period": {func(s *service, p *Process, c *Counter) {
+			layout, table := *s.layout, *s.layout.Requests
+			table.Address = 8
+			layout.Requests, s.layout = &table, &layout
+			s.read(p, c)
+			c.EndPeriod()
+			s.read(p, c)
+		}, "0+"},
 		"a process without spans": {func(s *service, _ *Process, c *Counter) {
 			s.layout = &reader.ThreadLayout{}
 			s.read(new(Process), c)
