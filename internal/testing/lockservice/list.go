@@ -201,26 +201,26 @@ func ways() []way {
 			go s.reads(u, c)
 			return s.mu.Lock
 		}},
-		{name: "for another lock", hold: func(u *use) func() {
+		{name: "for another lock", blocked: true, hold: func(u *use) func() {
 			a, b := newShop(), newShop()
 			b.mu.Lock()
 			go transfer(a, b, u)
 			return a.mu.Lock
 		}},
-		{name: "deadlock", hold: func(u *use) func() {
+		{name: "deadlock", blocked: true, hold: func(u *use) func() {
 			a, b := newShop(), newShop()
 			go transfer(b, a, &use{held: make(chan uint64, 1)})
 			go transfer(a, b, u)
 			return a.mu.Lock
 		}},
-		{name: "deadlock, plain", hold: func(u *use) func() {
+		{name: "deadlock, plain", blocked: true, hold: func(u *use) func() {
 			a, b := newShop(), newShop()
 			meet := make(chan int)
 			go transferPlain(b, a, &use{held: make(chan uint64, 1)}, meet)
 			go transferPlain(a, b, u, meet)
 			return a.mu.Lock
 		}},
-		{name: "waits for itself", hold: inShop((*shop).twice), unknown: true},
+		{name: "waits for itself", hold: inShop((*shop).twice), blocked: true, unknown: true},
 
 		{name: "released early", hold: trap((*shop).early)},
 		{name: "released early, nobody", hold: quietTrap((*shop).early), unknown: true},

@@ -34,6 +34,8 @@ type fact struct {
 	Waiters []uint64
 	// Unknown says that a reader need not know the holder. It must not name another one.
 	Unknown bool
+	// Blocked says that the holder waits for a lock itself, or will shortly.
+	Blocked bool
 }
 
 // use is one use of a lock.
@@ -86,6 +88,7 @@ type way struct {
 	others  int
 	unknown bool
 	several bool
+	blocked bool
 }
 
 func main() {
@@ -98,7 +101,7 @@ func main() {
 	for _, w := range ways() {
 		u := &use{make(chan uint64), make(chan uint64), make(chan uint64)}
 		wait := w.hold(u)
-		f := fact{Name: w.name, Holder: <-u.held, Unknown: w.unknown}
+		f := fact{Name: w.name, Holder: <-u.held, Unknown: w.unknown, Blocked: w.blocked}
 		if w.several {
 			f.Holder = 0
 		}

@@ -79,14 +79,12 @@ const (
 )
 
 // operation describes a method of a lock. atomic is the instruction, in a copy that is inlined, that acquires or releases
-// the lock at a distance from the instruction's operand.
+// the lock at a distance from the instruction's operand. It is 0 if the method is called.
 type operation struct {
 	action   action
 	atomic   x86asm.Op
 	distance uint64
 	reading  bool
-	// inlinable says that optimized code does not call the method, but has a copy.
-	inlinable bool
 }
 
 const callInstruction = x86asm.CALL
@@ -94,29 +92,17 @@ const callInstruction = x86asm.CALL
 // readers is the distance in an RWMutex to the number of readers.
 const readers = 16
 
-// inlinedOperations are the methods that the compiler inlines, and calledOperations those that it does not.
-var inlinedOperations = map[string]operation{
+// operations are the methods of locks. Those without an atomic instruction are not inlined.
+var operations = map[string]operation{
 	"sync.(*Mutex).Lock":       {action: acquires, atomic: x86asm.CMPXCHG},
 	"sync.(*Mutex).Unlock":     {action: releases, atomic: x86asm.XADD},
 	"sync.(*Mutex).TryLock":    {action: tries, atomic: x86asm.CMPXCHG},
+	"sync.(*RWMutex).Lock":     {action: acquires},
+	"sync.(*RWMutex).Unlock":   {action: releases},
+	"sync.(*RWMutex).TryLock":  {action: tries},
 	"sync.(*RWMutex).RLock":    {action: acquires, atomic: x86asm.XADD, distance: readers, reading: true},
 	"sync.(*RWMutex).RUnlock":  {action: releases, atomic: x86asm.XADD, distance: readers, reading: true},
 	"sync.(*RWMutex).TryRLock": {action: tries, atomic: x86asm.CMPXCHG, distance: readers, reading: true},
-}
-
-var calledOperations = map[string]operation{
-	"sync.(*RWMutex).Lock":           {action: acquires},
-	"sync.(*RWMutex).Unlock":         {action: releases},
-	"sync.(*RWMutex).TryLock":        {action: tries},
-	"sync.(*RWMutex).TryRLock":       {action: tries, reading: true},
-	"sync.(*Mutex).TryLock":          {action: tries},
-	"internal/sync.(*Mutex).TryLock": {action: tries},
-	"sync.(*Mutex).Lock":             {action: acquires, inlinable: true},
-	"sync.(*Mutex).Unlock":           {action: releases, inlinable: true},
-	"internal/sync.(*Mutex).Lock":    {action: acquires, inlinable: true},
-	"internal/sync.(*Mutex).Unlock":  {action: releases, inlinable: true},
-	"sync.(*RWMutex).RLock":          {action: acquires, reading: true, inlinable: true},
-	"sync.(*RWMutex).RUnlock":        {action: releases, reading: true, inlinable: true},
 }
 
 // instruction is a decoded instruction, and what it does to a lock.
@@ -147,7 +133,7 @@ func (f *function) inlined(offset int) (operation, bool) {
 	})
 	if n < len(f.Inlined) {
 		for _, name := range f.Inlined[n].Names {
-			if o, ok := inlinedOperations[name]; ok {
+			if o, ok := operations[name]; ok {
 				return o, true
 			}
 		}
@@ -227,13 +213,14 @@ func (s *Finder) decode(f *function, offset int) (i instruction, ok bool) {
 			return i, false
 		}
 	}
-	return i, !i.inlinable
+	return i, true
 }
 
 // called returns what a call of the function at this address does.
 func (s *Finder) called(target uint64) operation {
 	name, _, _ := s.program.Frame(target)
-	if o, ok := calledOperations[name]; ok {
+	if o, ok := operations[strings.TrimPrefix(name, "internal/")]; ok {
+		o.atomic = 0
 		return o
 	}
 	// After runtime.morestack, the function begins again.
@@ -269,7 +256,7 @@ func (s *Finder) analyze(f *function, nesting int) {
 		work = work[:len(work)-1]
 		i, ok := s.decode(f, offset)
 		if !ok {
-			f.locks = f.locks || i.inlinable || f.inlinesLocks()
+			f.locks = f.locks || f.inlinesLocks()
 			return
 		}
 		d := f.depths[offset]
@@ -317,7 +304,7 @@ func (s *Finder) analyze(f *function, nesting int) {
 func (f *function) inlinesLocks() bool {
 	for _, r := range f.Inlined {
 		for _, name := range r.Names {
-			if _, ok := inlinedOperations[name]; ok {
+			if _, ok := operations[name]; ok {
 				return true
 			}
 		}
