@@ -27,6 +27,19 @@ func TestShortPeriod(t *testing.T) {
 	assert.Equal(t, begun.Add(time.Hour+time.Nanosecond), r.periodEnd)
 }
 
+// TestLastPeriod checks that no period ends once the requests of the last one are counted. Otherwise it would take them.
+func TestLastPeriod(t *testing.T) {
+	const period = time.Second
+	for _, stopping := range []bool{false, true} {
+		r := &recording{config: &Config{Period: period}, batches: make(chan *batch, 1), search: searchOfNone()}
+		begun := time.Now()
+		r.startPeriod(begun)
+		r.stopping.Store(stopping)
+		r.rotate(begun.Add(period))
+		assert.Equal(t, stopping, len(r.batches) == 0)
+	}
+}
+
 func TestCountsOfFunctions(t *testing.T) {
 	stack := func(names ...string) (stack []*symbols.Location) {
 		for _, name := range names {

@@ -96,16 +96,16 @@ func (l *liveObjects) allocated(t *target, p *liveProgram, s *sampler.Sample) {
 	if p.bytes > l.limit-l.bytes && p.interned.bytes >= p.compactAt {
 		l.compact(p)
 	}
+	if p.bytes > l.limit-l.bytes {
+		l.leftOut++
+		return
+	}
 	if now := t.published.Load(); now != p.published {
 		if p.published != nil {
 			p.bytes += publishedBytes
 			l.bytes += publishedBytes
 		}
 		p.published = now
-	}
-	if p.bytes > l.limit-l.bytes {
-		l.leftOut++
-		return
 	}
 	before := p.interned.bytes
 	stack, _ := p.interned.stack(s.User, s.Kernel, s.Time)

@@ -122,3 +122,24 @@ func TestLiveObjectsAreBounded(t *testing.T) {
 	assert.Equal(t, before, l.leftOut)
 	assert.Len(t, l.programs[programs[0]].objects, 1)
 }
+
+// TestLiveObjectsWithLostEnds checks that objects at the same address need memory once, and that each publication that objects
+// retain counts.
+func TestLiveObjectsWithLostEnds(t *testing.T) {
+	l := newLiveObjects(maxLiveBytes)
+	defer l.close()
+	one := newLoad(t, 1).all[0]
+	allocate := func() { l.add(one, &sampler.Sample{Event: sampler.Allocation, Address: 'a', Allocated: 1}) }
+	allocate()
+	before := l.bytes
+	for range 10 {
+		allocate()
+	}
+	assert.Equal(t, before, l.bytes)
+	for range maxLiveBytes / publishedBytes {
+		one.published.Store(newPublished(os.Getpid(), nil))
+		allocate()
+	}
+	assert.Positive(t, l.leftOut)
+	assert.LessOrEqual(t, l.bytes, maxLiveBytes/2+publishedBytes+before, "there is room for another program")
+}
