@@ -15,13 +15,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
-	"github.com/otelctx/otelctx/resourcepublisher"
-	"github.com/otelctx/otelctx/spanctx"
 )
 
 // spell calls then with a stack that spells a number in base 4. The last digit is outermost.
@@ -170,12 +167,7 @@ func (c *churning) live(n int) {
 // goroutines end and start all the time and the garbage collector moves stacks. Each stack spells the id of its
 // goroutine. It also checks that every process that has just been opened gets stacks.
 func TestStacksUnderChurn(t *testing.T) {
-	tp := sdktrace.NewTracerProvider(
-		resourcepublisher.WithResource(resource.Empty()),
-		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
-		spanctx.WithPublishing(),
-	)
-	defer func() { assert.NoError(t, tp.Shutdown(t.Context())) }()
+	tp, _ := publishing(t)
 	c := &churning{tracer: tp}
 	c.start(64)
 	defer c.running.Wait()

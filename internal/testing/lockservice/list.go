@@ -66,6 +66,31 @@ func ways() []way {
 			return a.Lock
 		}
 	}
+	ofThree := func(n int) func(u *use) func() {
+		return func(u *use) func() {
+			locks := []*sync.Mutex{new(sync.Mutex), new(sync.Mutex), new(sync.Mutex)}
+			go all(locks, u)
+			return locks[n].Lock
+		}
+	}
+	mapped := func(f func(locks map[string]*sync.Mutex, key string, u *use)) func(u *use) func() {
+		return func(u *use) func() {
+			m := map[string]*sync.Mutex{"a": new(sync.Mutex), "b": new(sync.Mutex)}
+			go f(m, "b", u)
+			return m["b"].Lock
+		}
+	}
+	// f knows a lock that another goroutine holds without a trace.
+	known := func(f func(s *shop, m *sync.Mutex, u *use)) func(u *use) func() {
+		return func(u *use) func() {
+			m := new(sync.Mutex)
+			m.Lock()
+			go f(newShop(), m, u)
+			u.lingers()
+			go u.park()
+			return m.Lock
+		}
+	}
 	return []way{
 		{name: "plain", hold: inShop((*shop).plain)},
 		{name: "deferred", hold: inShop((*shop).deferred)},
@@ -112,16 +137,8 @@ func ways() []way {
 		{name: "switch", hold: inShop(func(s *shop, u *use) { s.switches("two", u) })},
 		{name: "three deferred calls", hold: inShop((*shop).threeDefers)},
 		{name: "ten deferred calls", hold: inShop((*shop).manyDefers)},
-		{name: "deferred in a loop, first", hold: func(u *use) func() {
-			locks := []*sync.Mutex{new(sync.Mutex), new(sync.Mutex), new(sync.Mutex)}
-			go all(locks, u)
-			return locks[0].Lock
-		}},
-		{name: "deferred in a loop, last", hold: func(u *use) func() {
-			locks := []*sync.Mutex{new(sync.Mutex), new(sync.Mutex), new(sync.Mutex)}
-			go all(locks, u)
-			return locks[2].Lock
-		}},
+		{name: "deferred in a loop, first", hold: ofThree(0)},
+		{name: "deferred in a loop, last", hold: ofThree(2)},
 		{name: "each of several", hold: func(u *use) func() {
 			shops := []*shop{newShop(), newShop(), newShop(), newShop()}
 			go each(shops, u)
@@ -157,16 +174,8 @@ func ways() []way {
 		{name: "recursion", hold: inShop((*shop).calls)},
 		{name: "array", hold: func(u *use) func() { a := new([8]sync.Mutex); go array(a, 5, u); return a[5].Lock }},
 		{name: "array, deferred", hold: func(u *use) func() { a := new([8]sync.Mutex); go arrayDeferred(a, 6, u); return a[6].Lock }},
-		{name: "map", hold: func(u *use) func() {
-			m := map[string]*sync.Mutex{"a": new(sync.Mutex), "b": new(sync.Mutex)}
-			go inMap(m, "b", u)
-			return m["b"].Lock
-		}},
-		{name: "map, plain", unknown: true, hold: func(u *use) func() {
-			m := map[string]*sync.Mutex{"a": new(sync.Mutex), "b": new(sync.Mutex)}
-			go inMapPlain(m, "b", u)
-			return m["b"].Lock
-		}},
+		{name: "map", hold: mapped(inMap)},
+		{name: "map, plain", hold: mapped(inMapPlain), unknown: true},
 		{name: "deep in a struct", hold: func(u *use) func() { d := new(deep); go deepInside(d, u); return d.inner.mu.Lock }},
 		{name: "deep in a struct, deferred", hold: func(u *use) func() { d := new(deep); go deepDeferred(d, u); return d.inner.mu.Lock }},
 		{name: "helpers", hold: inShop(func(s *shop, u *use) { s.lock(); u.park(); s.unlock() })},
@@ -237,35 +246,14 @@ func ways() []way {
 		{name: "released, with a flag", hold: quietTrap((*shop).flag), unknown: true},
 		{name: "released by a helper, with a flag", hold: quietTrap((*shop).flagByHelper), unknown: true},
 		{name: "deferred before it is locked", hold: quietTrap((*shop).deferredFirst), unknown: true},
-		{name: "TryLock in vain", unknown: true, hold: func(u *use) func() {
-			s := newShop()
-			s.mu.Lock()
-			go s.triedInVain(u)
-			u.lingers()
-			go u.park()
-			return s.mu.Lock
-		}},
+		{name: "TryLock in vain", hold: known(triedInVain), unknown: true},
 		{name: "recovered and released", hold: quietTrap((*shop).recovered), unknown: true},
 		{name: "handed over", hold: func(u *use) func() { s := newShop(); go s.handed(u); return s.mu.Lock }, others: 1, unknown: true},
 		{name: "handed over, with a flag", hold: func(u *use) func() { s := newShop(); go s.handedFlag(u); return s.mu.Lock }, others: 1, unknown: true},
 		{name: "handed over, plain", hold: func(u *use) func() { s := newShop(); go s.handedPlain(u); return s.mu.Lock }, others: 1, unknown: true},
 		{name: "not yet handed over", hold: quietTrap(func(s *shop, u *use) { s.receives(make(chan int), u) }), unknown: true},
-		{name: "knows another lock", unknown: true, hold: func(u *use) func() {
-			s, m := newShop(), new(sync.Mutex)
-			m.Lock()
-			go s.knows(m, u)
-			u.lingers()
-			go u.park()
-			return m.Lock
-		}},
-		{name: "knows another lock, plain", unknown: true, hold: func(u *use) func() {
-			s, m := newShop(), new(sync.Mutex)
-			m.Lock()
-			go s.knowsPlain(m, u)
-			u.lingers()
-			go u.park()
-			return m.Lock
-		}},
+		{name: "knows another lock", hold: known((*shop).knows), unknown: true},
+		{name: "knows another lock, plain", hold: known((*shop).knowsPlain), unknown: true},
 		{name: "Cond.Wait, nobody", unknown: true, hold: func(u *use) func() {
 			c := sync.NewCond(new(sync.Mutex))
 			go waits(c, u)

@@ -303,11 +303,11 @@ func (s *shop) triedPlain(u *use) {
 }
 
 //go:noinline
-func (s *shop) triedInVain(u *use) {
-	ok := s.mu.TryLock()
+func triedInVain(_ *shop, m *sync.Mutex, u *use) {
+	ok := m.TryLock()
 	u.linger()
 	if ok {
-		s.mu.Unlock()
+		m.Unlock()
 	}
 }
 
