@@ -65,6 +65,15 @@ func (s *state) merge(o *state) (changed bool) {
 	return changed || len(s.released) != released
 }
 
+// release notes that a lock is released.
+func (s *state) release(h Held) {
+	if n := slices.Index(s.acquired, h); n >= 0 {
+		s.acquired = slices.Delete(s.acquired, n, n+1)
+	} else if !slices.Contains(s.released, h) {
+		s.released = append(s.released, h)
+	}
+}
+
 func intersection(a, b []Held) []Held {
 	return slices.DeleteFunc(slices.Clone(a), func(h Held) bool { return !slices.Contains(b, h) })
 }
@@ -177,11 +186,7 @@ func (s *Finder) step(f *function, i *instruction, st *state, o *outcome, nestin
 				return false
 			}
 		default:
-			if n := slices.Index(st.acquired, h); n >= 0 {
-				st.acquired = slices.Delete(st.acquired, n, n+1)
-			} else if !slices.Contains(st.released, h) {
-				st.released = append(st.released, h)
-			}
+			st.release(h)
 		}
 		return len(st.acquired) < maxDepth && len(o.acquired) < maxAcquired
 	case calls:
@@ -191,11 +196,7 @@ func (s *Finder) step(f *function, i *instruction, st *state, o *outcome, nestin
 				return false
 			}
 			for _, h := range released {
-				if n := slices.Index(st.acquired, h); n >= 0 {
-					st.acquired = slices.Delete(st.acquired, n, n+1)
-				} else if !slices.Contains(st.released, h) {
-					st.released = append(st.released, h)
-				}
+				st.release(h)
 			}
 		} else if e.high > 0 {
 			st.unknown++
