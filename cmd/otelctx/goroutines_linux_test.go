@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os/exec"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -92,6 +93,30 @@ func TestGoroutinesAreWhatGoSays(t *testing.T) {
 			p.Done()
 		})
 	}
+}
+
+// TestLikelyDeadlock checks that each goroutine of a deadlock is said to hold up the other.
+func TestLikelyDeadlock(t *testing.T) {
+	t.Parallel()
+	childproc.NeedReading(t)
+	if runtime.GOARCH != "amd64" {
+		t.Skip("holders are known on amd64 only")
+	}
+	c := childproc.Run(t, exec.Command(programs.Build(t, programs.Static, "../..", "./internal/testing/lockservice")))
+	for c.Receive() != "ready" {
+		continue
+	}
+	deadlock := regexp.MustCompile(`(?m)^ +held up by\? goroutine (\d+) "locks", waiting: sync\.Mutex\.Lock in main\.transfer \(ways\.go:\d+\)` +
+		`, held up by\? goroutine (\d+): likely deadlock$`)
+	require.EventuallyWithT(t, func(collect *assert.CollectT) {
+		for _, command := range []string{"goroutines", "spans"} {
+			run := inProcess(t, command, strconv.Itoa(c.PID()))
+			found := deadlock.FindStringSubmatch(run.stdout)
+			if assert.NotNil(collect, found, run.stdout) {
+				assert.NotEqual(collect, found[1], found[2])
+			}
+		}
+	}, testenv.Patience, 100)
 }
 
 // TestWaitingForTheSame checks what spans and goroutines say about locks, channels and sockets that several goroutines
