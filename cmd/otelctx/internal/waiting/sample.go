@@ -28,7 +28,7 @@ type Options struct {
 	Examined int
 }
 
-// maxFrames is the number of frames after which a snapshot reads no further stacks, so that a process with
+// maxFrames is the number of frames after which a snapshot has no further stacks, so that a process with
 // millions of forged frames cannot exhaust the reader's memory. Ordinary programs have a few dozen frames per
 // goroutine.
 const maxFrames = 1 << 19
@@ -207,7 +207,7 @@ func (s *sampling) read(ctx context.Context) error {
 		return nil
 	}
 	now := time.Now()
-	stacks := s.options.Stacks && s.frames < maxFrames
+	stacks := s.options.Stacks && s.frames <= maxFrames
 	found, err := s.process.Goroutines(ctx, s.refs, reader.GoroutineOptions{
 		Stacks: stacks, Spans: true, Attributes: s.options.Attributes, Details: s.options.Details, Code: s.Snapshot.Program.code,
 	})
@@ -215,16 +215,18 @@ func (s *sampling) read(ctx context.Context) error {
 		return err
 	}
 	for _, g := range found.Goroutines {
+		if s.frames += len(g.Stack); s.frames > maxFrames {
+			g.Stack = nil
+		}
 		s.Goroutines = append(s.Goroutines, Goroutine{Goroutine: g, Weight: 1 / (s.options.Probability * s.share)})
 		s.times = append(s.times, now)
-		s.frames += len(g.Stack)
 	}
 	s.refs = s.refs[:0]
 	s.Torn, s.Lost = s.Torn+found.Torn, s.Lost+found.Lost
 	for _, err := range []error{found.StateErr, found.StacksErr, found.ReasonsErr} {
 		s.miss(err)
 	}
-	if stacks != s.options.Stacks {
+	if s.options.Stacks && s.frames > maxFrames {
 		s.miss(errTooManyFrames)
 	}
 	return nil
