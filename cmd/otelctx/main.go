@@ -27,8 +27,8 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/verify"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/watch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/hostproc"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/privilege"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/version"
 )
@@ -66,7 +66,7 @@ func run(args []string, s terminal.Streams) int {
 	parser := kong.Must(&c,
 		kong.Name("otelctx"),
 		kong.Description(man.Description), kong.Help(printHelp),
-		kong.Vars{"version": version.Text(), "proc": process.ProcHelp}, record.FlagHelp,
+		kong.Vars{"version": version.Text(), "proc": hostproc.Help}, record.FlagHelp,
 		kong.Writers(s.Stdout, s.Stderr),
 		kong.KindMapper(reflect.String, kong.MapperFunc(decodeString)),
 		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(decodeDuration)),

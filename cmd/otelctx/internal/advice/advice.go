@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/launch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/reader"
@@ -64,7 +64,7 @@ down. otelctx inspect PID shows what the process does publish.`
 		return `otelctx starts a command stopped, by ptrace, which something forbids here: a seccomp profile, or kernel.yama.ptrace_scope 3.
 Start the service yourself, and record it by its process id or --name.`
 	case errors.Is(err, reader.ErrNotPermitted):
-		return readingAdvice(proc, process.IDOf(err))
+		return readingAdvice(proc, processerror.PID(err))
 	case errors.Is(err, sampler.ErrNoSysfs):
 		return "Mount it: mount -t sysfs none /sys. Container runtimes do so by default."
 	case errors.Is(err, procfs.ErrNamespace) && !procfs.Host().Foreign():

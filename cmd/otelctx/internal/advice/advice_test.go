@@ -15,7 +15,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -72,7 +72,7 @@ func TestPermissionAdvice(t *testing.T) {
 			}
 			root := strings.HasPrefix(test.self, status("0", "", "")[:20])
 			for err, want := range map[error]string{
-				process.NewError(12, reader.ErrNotPermitted): test.reading,
+				processerror.New(12, reader.ErrNotPermitted): test.reading,
 				sampler.ErrNotPermitted:                      test.sampling,
 				sampler.ErrProbeNotPermitted:                 test.probe,
 			} {
@@ -94,6 +94,6 @@ func TestUnsupportedPlatform(t *testing.T) {
 // TestUnreadHasEnded checks that a process that has ended since it could not be read is not reported.
 func TestUnreadHasEnded(t *testing.T) {
 	var stderr strings.Builder
-	Unread(terminal.Streams{Stderr: &stderr}, []error{process.NewError(math.MaxInt32, reader.ErrNotPermitted)})
+	Unread(terminal.Streams{Stderr: &stderr}, []error{processerror.New(math.MaxInt32, reader.ErrNotPermitted)})
 	assert.Empty(t, stderr.String())
 }

@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/reader"
@@ -213,10 +213,10 @@ func hiddenAdvice(option string) string {
 // Unread prints which processes could not be read, and why.
 func Unread(s terminal.Streams, unread []error) {
 	proc := os.DirFS(procfs.Host().Root())
-	refused := map[string][]*process.Error{}
+	refused := map[string][]*processerror.Error{}
 	var reasons []string
 	for _, err := range unread {
-		p, ok := errors.AsType[*process.Error](err)
+		p, ok := errors.AsType[*processerror.Error](err)
 		if !ok || !errors.Is(err, reader.ErrNotPermitted) {
 			s.Complainf("%v", err)
 			continue

@@ -12,7 +12,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 )
 
 // Selector selects a process on the command line: by its id, or by the service.name that it publishes. The zero value
@@ -54,7 +54,7 @@ func (s *Selector) Find(ctx context.Context) (pid int, err error) {
 	for _, p := range found.Publications {
 		if p.Service() == s.Service {
 			pid = p.PID
-			named = append(named, process.Name(p.PID))
+			named = append(named, processerror.Name(p.PID))
 		}
 	}
 	switch {

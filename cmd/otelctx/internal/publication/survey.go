@@ -11,7 +11,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
@@ -76,7 +76,7 @@ func Survey(ctx context.Context, active bool) Findings {
 	if ctx.Err() != nil {
 		f.Failure = errors.Join(f.Failure, fmt.Errorf("the list is not complete: %w", ctx.Err()))
 	}
-	slices.SortFunc(f.Unread, func(a, b error) int { return cmp.Compare(process.IDOf(a), process.IDOf(b)) })
+	slices.SortFunc(f.Unread, func(a, b error) int { return cmp.Compare(processerror.PID(a), processerror.PID(b)) })
 	slices.SortFunc(f.Publications, func(a, b Publication) int { return cmp.Compare(a.PID, b.PID) })
 	return f
 }
@@ -90,7 +90,7 @@ func (f *Findings) add(pid int, err error) {
 	case is(reader.ErrNoContext, reader.ErrProcessGone):
 		// Most processes publish nothing, and any process may exit during the scan. Neither is reported.
 	case is(reader.ErrNotPermitted, reader.ErrInvalid, reader.ErrBusy, timelimit.ErrNoAnswer):
-		f.Unread = append(f.Unread, process.NewError(pid, err))
+		f.Unread = append(f.Unread, processerror.New(pid, err))
 	default:
 		f.Failure = errors.Join(f.Failure, err)
 	}

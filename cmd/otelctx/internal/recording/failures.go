@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -53,7 +53,7 @@ func (w *warnings) warn(pid int, err error) {
 	}
 	w.reported[key] = true
 	if pid != 0 {
-		err = process.NewError(pid, err)
+		err = processerror.New(pid, err)
 	}
 	w.sink(err)
 }
@@ -95,7 +95,7 @@ func (s *search) explain(p sampler.Process, err error) {
 	warn := (selected || s.targets.find(p.Image) != nil) && !refused
 	var unread error
 	if maybe && !warn {
-		unread = process.NewError(pid, err)
+		unread = processerror.New(pid, err)
 	}
 	s.targets.exclude(p, err, unread)
 	if warn {
@@ -127,7 +127,7 @@ func (s *search) notExamined() (n int) {
 			if selected {
 				s.warnings.warn(pid, err)
 			} else {
-				s.targets.exclude(runs.process, err, process.NewError(pid, err))
+				s.targets.exclude(runs.process, err, processerror.New(pid, err))
 			}
 		default:
 			n++

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/timelimit"
@@ -65,7 +65,7 @@ func newSearch(c *Config, w *warnings) (*search, error) {
 		}
 		p, err := reader.Open(pid)
 		if err != nil {
-			return nil, process.NewError(pid, err)
+			return nil, processerror.New(pid, err)
 		}
 		_ = p.Close()
 	}
@@ -115,13 +115,13 @@ func (s *search) start(ctx context.Context, wait time.Duration) error {
 		// Get the pidfd first, because the id of a process that ends may be reused.
 		ended, err := watchExit(pid)
 		if err != nil {
-			return process.NewError(pid, err)
+			return processerror.New(pid, err)
 		}
 		s.selectedExits[pid] = ended
 		s.queue.begin(pid)
 		image, err := s.scanFirst(ctx, pid)
 		if err != nil {
-			return process.NewError(pid, err)
+			return processerror.New(pid, err)
 		}
 		s.queue.finish(pid)
 		if s.config.Children {

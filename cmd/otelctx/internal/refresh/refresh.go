@@ -9,7 +9,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -36,7 +36,7 @@ func Until(ctx context.Context, interval time.Duration, count int, update func(f
 		case n > 0 && errors.Is(err, reader.ErrProcessGone):
 			if gone.IsZero() {
 				gone = time.Now()
-			} else if time.Since(gone) >= process.MaxExec {
+			} else if time.Since(gone) >= processerror.MaxExec {
 				return true, nil
 			}
 		case n == 0 || !errors.Is(err, reader.ErrBusy):

@@ -20,7 +20,7 @@ import (
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/requests"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
@@ -123,7 +123,7 @@ func Open(ctx context.Context, c Config) (*Recorder, error) {
 		t, err := timelimit.Call(ctx, pid, timelimit.Limit, func() (*target, error) { return open(ctx, pid, nil) })
 		if err != nil {
 			r.Close(ctx)
-			return nil, process.NewError(pid, err)
+			return nil, processerror.New(pid, err)
 		}
 		r.targets = append(r.targets, t)
 	}
@@ -322,7 +322,7 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 		switch {
 		case errors.Is(err, reader.ErrProcessGone) && gone.IsZero():
 			gone = now
-		case errors.Is(err, reader.ErrProcessGone) && now.Sub(gone) < process.MaxExec:
+		case errors.Is(err, reader.ErrProcessGone) && now.Sub(gone) < processerror.MaxExec:
 		case errors.Is(err, reader.ErrProcessGone):
 			t.requests.End(&r.requests, t.program.service)
 			r.mu.Lock()

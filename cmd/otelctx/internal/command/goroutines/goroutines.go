@@ -7,7 +7,8 @@ package goroutines
 import (
 	"context"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/hostproc"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
@@ -17,7 +18,7 @@ import (
 // Command implements otelctx goroutines.
 type Command struct {
 	Process publication.Selector `arg:""                                                                                      help:"The process to read: its id, or its service name." name:"process"`
-	Proc    process.Proc         `help:"${proc}"                                                                              name:"proc"                                              placeholder:"DIR"`
+	Proc    hostproc.Flag        `help:"${proc}"                                                                              name:"proc"                                              placeholder:"DIR"`
 	Sort    string               `default:"count"                                                                             enum:"count,age"                                         help:"Which groups to show first: those with the most goroutines (count), or the one with the goroutine that is known to have waited longest (age)." name:"sort" placeholder:"ORDER"`
 	Runtime bool                 `help:"Include the goroutines of the Go runtime itself, such as those that collect garbage." name:"runtime"`
 	Wide    bool                 `help:"Show whole names and paths."                                                          name:"wide"`
@@ -60,7 +61,7 @@ func (c *Command) Run(s terminal.Streams) error {
 	}
 	p, err := timelimit.Call(ctx, pid, timelimit.Limit, func() (*waiting.Process, error) { return waiting.Open(pid) })
 	if err != nil {
-		return process.About(pid, err)
+		return processerror.About(pid, err)
 	}
 	// If a call that reads the process is blocked, it stays open.
 	defer func() {
@@ -68,7 +69,7 @@ func (c *Command) Run(s terminal.Streams) error {
 	}()
 	d, err := c.read(ctx, pid, p)
 	if err != nil {
-		return process.About(pid, err)
+		return processerror.About(pid, err)
 	}
 	if c.JSON {
 		return d.writeJSON(s.Stdout)

@@ -17,7 +17,8 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/hostproc"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/threadtable"
@@ -27,7 +28,7 @@ import (
 // Command implements otelctx inspect.
 type Command struct {
 	Process publication.Selector `arg:""                                                                     help:"The process to read: its id, or its service name." name:"process"`
-	Proc    process.Proc         `help:"${proc}"                                                             name:"proc"                                              placeholder:"DIR"`
+	Proc    hostproc.Flag        `help:"${proc}"                                                             name:"proc"                                              placeholder:"DIR"`
 	Verbose bool                 `help:"Show the threadlocal.* attributes too, by which readers find spans." name:"verbose"                                           short:"v"`
 	Wide    bool                 `help:"Show whole ids and all columns, whatever the terminal's width."      name:"wide"`
 	JSON    bool                 `help:"Print JSON, nothing truncated."                                      name:"json"`
@@ -54,7 +55,7 @@ func (c *Command) Run(s terminal.Streams) error {
 		found, err = publication.ReadWithoutContext(ctx, pid, err)
 	}
 	if err != nil {
-		return process.About(pid, err)
+		return processerror.About(pid, err)
 	}
 	if c.JSON {
 		return display.WriteJSON(s.Stdout, document.New(found))

@@ -13,7 +13,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/advice"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/hostproc"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/internal/timelimit"
@@ -21,9 +21,9 @@ import (
 
 // Command implements otelctx list.
 type Command struct {
-	Proc process.Proc `help:"${proc}"                               name:"proc" placeholder:"DIR"`
-	Wide bool         `help:"Do not fit the table to the terminal." name:"wide"`
-	JSON bool         `help:"Print a JSON array."                   name:"json"`
+	Proc hostproc.Flag `help:"${proc}"                               name:"proc" placeholder:"DIR"`
+	Wide bool          `help:"Do not fit the table to the terminal." name:"wide"`
+	JSON bool          `help:"Print a JSON array."                   name:"json"`
 }
 
 // Help returns the text of otelctx list --help.

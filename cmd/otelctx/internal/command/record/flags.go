@@ -13,18 +13,18 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/hostproc"
 )
 
 // processFlags select processes.
 type processFlags struct {
-	PIDs     []processID  `arg:""                   help:"${record_pids}" name:"pid"              optional:""`
-	PIDList  []processID  `help:"${record_pid}"     name:"pid"            placeholder:"PID"       short:"p"`
-	All      bool         `help:"${record_all}"     short:"a"`
-	Services []string     `help:"${record_service}" name:"service"        placeholder:"NAME,..."  sep:"none"`
-	Names    []string     `help:"${record_name}"    name:"name"           placeholder:"NAME,..."  sep:"none"`
-	Proc     process.Proc `help:"${proc}"           name:"proc"           placeholder:"DIR"`
-	Cgroups  []string     `help:"${record_cgroup}"  name:"cgroup"         placeholder:"GROUP,..." sep:"none"`
+	PIDs     []processID   `arg:""                   help:"${record_pids}" name:"pid"              optional:""`
+	PIDList  []processID   `help:"${record_pid}"     name:"pid"            placeholder:"PID"       short:"p"`
+	All      bool          `help:"${record_all}"     short:"a"`
+	Services []string      `help:"${record_service}" name:"service"        placeholder:"NAME,..."  sep:"none"`
+	Names    []string      `help:"${record_name}"    name:"name"           placeholder:"NAME,..."  sep:"none"`
+	Proc     hostproc.Flag `help:"${proc}"           name:"proc"           placeholder:"DIR"`
+	Cgroups  []string      `help:"${record_cgroup}"  name:"cgroup"         placeholder:"GROUP,..." sep:"none"`
 }
 
 // samplingFlags say what is recorded, how often and how long.

@@ -15,8 +15,8 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/advice"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/hostproc"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/launch"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
@@ -44,7 +44,7 @@ type session struct {
 }
 
 func (s *session) run() error {
-	if err := process.CheckNamespace(s.cpu != nil || s.alloc != nil); err != nil {
+	if err := hostproc.CheckNamespace(s.cpu != nil || s.alloc != nil); err != nil {
 		return err
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {

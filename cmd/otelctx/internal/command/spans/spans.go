@@ -13,7 +13,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/hostproc"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/refresh"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
@@ -25,7 +26,7 @@ import (
 // Command implements otelctx spans.
 type Command struct {
 	Process  publication.Selector `arg:""                                                                    help:"The process to read: its id, or its service name."                          name:"process"`
-	Proc     process.Proc         `help:"${proc}"                                                            name:"proc"                                                                       placeholder:"DIR"`
+	Proc     hostproc.Flag        `help:"${proc}"                                                            name:"proc"                                                                       placeholder:"DIR"`
 	Stacks   bool                 `help:"Show the stack of each goroutine."                                  name:"stacks"`
 	Group    bool                 `help:"Group goroutines with equal stacks, the most frequent stack first." name:"group"`
 	MinAge   time.Duration        `default:"0s"                                                              help:"Leave out spans that have started more recently."                           name:"min-age"`
@@ -106,13 +107,13 @@ func (c *Command) Run(s terminal.Streams) error {
 	}
 	r, err := timelimit.Call(ctx, pid, timelimit.Limit, func() (*spansReader, error) { return openSpans(pid) })
 	if err != nil {
-		return process.About(pid, err)
+		return processerror.About(pid, err)
 	}
 	defer r.close(ctx)
 	if !c.Watch {
 		d, err := c.snapshot(ctx, r)
 		if err != nil {
-			return process.About(pid, err)
+			return processerror.About(pid, err)
 		}
 		if c.JSON {
 			return c.writeJSON(s.Stdout, d, "  ")

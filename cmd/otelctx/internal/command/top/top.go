@@ -11,8 +11,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/hostproc"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
@@ -23,7 +24,7 @@ import (
 // Command implements otelctx top.
 type Command struct {
 	Process  publication.Selector `arg:""                                                              help:"The process to sample: its id, or its service name." name:"process"`
-	Proc     process.Proc         `help:"${proc}"                                                      name:"proc"                                                placeholder:"DIR"`
+	Proc     hostproc.Flag        `help:"${proc}"                                                      name:"proc"                                                placeholder:"DIR"`
 	Wall     bool                 `help:"Show wall-clock time, waiting included, instead of CPU time." name:"wall"`
 	Interval time.Duration        `default:"1s"                                                        help:"Time between updates."                               name:"interval"`
 	Count    int                  `default:"0"                                                         help:"Number of updates; 0: until interrupted."            name:"count"`
@@ -57,7 +58,7 @@ func (c *Command) Validate() error {
 
 // Run is called by kong.
 func (c *Command) Run(s terminal.Streams) error {
-	if err := process.CheckNamespace(!c.Wall); err != nil {
+	if err := hostproc.CheckNamespace(!c.Wall); err != nil {
 		return err
 	}
 	ctx, release := terminal.UntilInterrupted()
@@ -74,7 +75,7 @@ func (c *Command) Run(s terminal.Streams) error {
 		measure = t.takeSnapshots
 	}
 	ended, err := measure(ctx)
-	err = errors.Join(process.About(pid, err), t.failed, t.screen.Close())
+	err = errors.Join(processerror.About(pid, err), t.failed, t.screen.Close())
 	for _, w := range t.warnings {
 		s.Complainf("%v", w)
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/conformance"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
@@ -85,7 +85,7 @@ func (c *Command) Run(s terminal.Streams) error {
 		err = fmt.Errorf("%w: %w", reader.ErrNotPermitted, err)
 	}
 	if err != nil {
-		return process.About(pid, err)
+		return processerror.About(pid, err)
 	}
 	failed := 0
 	for _, r := range results {

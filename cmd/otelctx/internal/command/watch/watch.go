@@ -13,7 +13,8 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/hostproc"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/processerror"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/refresh"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
@@ -25,7 +26,7 @@ import (
 // Command implements otelctx watch.
 type Command struct {
 	Process  publication.Selector `arg:""                                                                help:"The process to read: its id, or its service name." name:"process"`
-	Proc     process.Proc         `help:"${proc}"                                                        name:"proc"                                              placeholder:"DIR"`
+	Proc     hostproc.Flag        `help:"${proc}"                                                        name:"proc"                                              placeholder:"DIR"`
 	Interval time.Duration        `default:"200ms"                                                       help:"Time between updates."                             name:"interval"`
 	Count    int                  `default:"0"                                                           help:"Number of updates; 0: until interrupted."          name:"count"`
 	Wide     bool                 `help:"Show whole ids and all columns, whatever the terminal's width." name:"wide"`
@@ -68,7 +69,7 @@ func (c *Command) Run(s terminal.Streams) error {
 	}
 	p, err := reader.Open(pid)
 	if err != nil {
-		return process.About(pid, err)
+		return processerror.About(pid, err)
 	}
 	defer func() { _ = p.Close() }()
 	screen := terminal.NewScreen(s.Stdout)
@@ -133,7 +134,7 @@ func (w *watch) run(ctx context.Context) (ended bool, err error) {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil && !f.unpublished:
-			return process.About(w.pid, err)
+			return processerror.About(w.pid, err)
 		}
 		return w.show(f)
 	})

@@ -3,6 +3,6 @@
 
 //go:build !linux
 
-package process
+package processerror
 
 func hidden(int) bool { return false }

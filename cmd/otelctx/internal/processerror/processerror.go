@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package process says which process an error or an argument is about.
-package process
+// Package processerror has the type of errors about one process. Their text names the process.
+package processerror
 
 import (
 	"errors"
@@ -28,10 +28,10 @@ type Error struct {
 	err     error
 }
 
-// NewError returns an error about a process. Errors of package reader begin with the process id, which
+// New returns an error about a process. Errors of package reader begin with the process id, which
 // the text of the Error does not repeat. If the process exists although /proc has no directory for it, the error
 // wraps [reader.ErrNotPermitted].
-func NewError(pid int, err error) *Error {
+func New(pid int, err error) *Error {
 	if errors.Is(err, reader.ErrProcessGone) && hidden(pid) {
 		err = fmt.Errorf("%w: /proc hides it", reader.ErrNotPermitted)
 	}
@@ -54,18 +54,18 @@ func Name(pid int) string {
 	return fmt.Sprintf("%d (%s)", pid, strings.TrimSuffix(string(comm), "\n"))
 }
 
-// About is like [NewError], but returns nil if err is nil.
+// About is like [New], but returns nil if err is nil.
 func About(pid int, err error) error {
 	if err == nil {
 		return nil
 	}
-	return NewError(pid, err)
+	return New(pid, err)
 }
 
 func (e *Error) Unwrap() error { return e.err }
 
-// IDOf returns the id of the process that an error is about, or 0 if it is unknown.
-func IDOf(err error) int {
+// PID returns the id of the process that an error is about, or 0 if it is unknown.
+func PID(err error) int {
 	if p, ok := errors.AsType[*Error](err); ok {
 		return p.PID
 	}

@@ -1,7 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package process
+// Package hostproc has the flag --proc, with which otelctx reads the processes of another PID namespace, such as the host's.
+package hostproc
 
 import (
 	"errors"
@@ -10,19 +11,19 @@ import (
 	"github.com/otelctx/otelctx/internal/procfs"
 )
 
-// Proc is the flag --proc of the commands that read processes: the directory where the proc file system of
+// Flag is --proc, a flag of the commands that read processes: the directory where the proc file system of
 // these processes is mounted.
-type Proc string
+type Flag string
 
-// ProcHelp explains the flag.
-const ProcHelp = "Find processes in the proc file system that is mounted here, such as the host's in a container. Process ids are those of this file system."
+// Help explains the flag.
+const Help = "Find processes in the proc file system that is mounted here, such as the host's in a container. Process ids are those of this file system."
 
 // AfterApply is called by kong if the flag was given.
-func (p Proc) AfterApply() error {
-	if p == "" {
+func (f Flag) AfterApply() error {
+	if f == "" {
 		return errors.New("--proc is empty: name the directory where a proc file system is mounted, such as /host/proc")
 	}
-	return procfs.UseHost(string(p))
+	return procfs.UseHost(string(f))
 }
 
 // errForeign means that CPU time and allocations cannot be recorded with --proc.
