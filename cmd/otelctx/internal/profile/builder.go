@@ -279,7 +279,7 @@ type kind struct {
 	sampleType, periodType *profilespb.ValueType
 	period                 int64
 	// value returns the value of a sample, or is nil if samples have timestamps.
-	value func(*combined) int64
+	value func(*combined) float64
 }
 
 // kinds returns what the profiles of each resource measure.
@@ -288,8 +288,8 @@ func (b *Builder) kinds() []kind {
 	memory := func(objects, bytes string) []kind {
 		space := d.valueType(TypeSpace, UnitBytes)
 		return []kind{
-			{d.valueType(objects, UnitCount), space, 1, func(c *combined) int64 { return int64(math.Round(c.objects)) }},
-			{d.valueType(bytes, UnitBytes), space, 1, func(c *combined) int64 { return int64(math.Round(c.bytes)) }},
+			{d.valueType(objects, UnitCount), space, 1, func(c *combined) float64 { return c.objects }},
+			{d.valueType(bytes, UnitBytes), space, 1, func(c *combined) float64 { return c.bytes }},
 		}
 	}
 	switch {
@@ -299,7 +299,7 @@ func (b *Builder) kinds() []kind {
 		return memory(TypeInuseObjects, TypeInuseSpace)
 	case b.options.Wall:
 		wall := d.valueType(TypeWall, UnitNanoseconds)
-		return []kind{{wall, wall, b.period, func(c *combined) int64 { return c.value }}}
+		return []kind{{wall, wall, b.period, func(c *combined) float64 { return float64(c.value) }}}
 	default:
 		return []kind{{d.valueType(TypeSamples, UnitCount), d.valueType(TypeCPU, UnitNanoseconds), b.period, nil}}
 	}
@@ -313,9 +313,11 @@ func (r Resource) message() *resourcepb.Resource {
 	return m
 }
 
-// messages returns the samples as messages, with timestamps if value is nil, and otherwise with values.
-func (r *resourceSamples) messages(d *dictionary, value func(*combined) int64) []*profilespb.Sample {
+// messages returns the samples as messages, with timestamps if value is nil, and otherwise with values. Values are rounded
+// so that those of each stack add up: an estimate of 1.4 objects in each of ten spans must not become 10 objects.
+func (r *resourceSamples) messages(d *dictionary, value func(*combined) float64) []*profilespb.Sample {
 	samples := make([]*profilespb.Sample, len(r.samples))
+	carried := map[int32]float64{} // what rounding has left of the previous samples of a stack
 	for i, c := range r.samples {
 		samples[i] = &profilespb.Sample{
 			StackIndex:       c.stack,
@@ -323,7 +325,10 @@ func (r *resourceSamples) messages(d *dictionary, value func(*combined) int64) [
 			LinkIndex:        c.link,
 		}
 		if value != nil {
-			samples[i].Values = []int64{value(c)}
+			exact := value(c) + carried[c.stack]
+			rounded := math.Round(exact)
+			carried[c.stack] = exact - rounded
+			samples[i].Values = []int64{int64(rounded)}
 			continue
 		}
 		samples[i].TimestampsUnixNano = slices.Sorted(slices.Values(c.times))

@@ -81,6 +81,38 @@ func TestDataIsSnapshot(t *testing.T) {
 	assert.True(t, proto.Equal(before, data), "times are sorted in a copy")
 }
 
+// TestEstimatesAddUp checks that the objects and bytes of a stack's samples add up to those of the stack, although each sample
+// is of another span and has a fraction of an object.
+func TestEstimatesAddUp(t *testing.T) {
+	for _, each := range []float64{1, 1.45, 1.5, 2.54} {
+		b := New(Options{Start: start, Allocations: true})
+		const samples, size = 1000, 100.3
+		for i := range samples {
+			for stack := range uint64(2) {
+				b.AddAllocated(mustResource(t), []*symbols.Location{{Address: stack + 1}}, [16]byte{1}, [8]byte{byte(i), byte(i >> 8), 1}, nil, each, each*size)
+			}
+		}
+		data := b.Data(start.Add(duration))
+		require.NoError(t, Check(data))
+		sums := map[string]map[int32]int64{}
+		for _, p := range Each(data) {
+			require.Len(t, p.GetSamples(), 2*samples)
+			sum := map[int32]int64{}
+			for _, s := range p.GetSamples() {
+				require.Positive(t, s.GetValues()[0])
+				sum[s.GetStackIndex()] += s.GetValues()[0]
+			}
+			sums[KindOf(data.GetDictionary(), p)] = sum
+		}
+		for kind, want := range map[string]float64{TypeAllocObjects: samples * each, TypeAllocSpace: samples * each * size} {
+			require.Len(t, sums[kind], 2)
+			for _, got := range sums[kind] {
+				assert.InDelta(t, want, got, 0.51, "%s of %v objects", kind, each)
+			}
+		}
+	}
+}
+
 // TestRange checks that the range of a profile includes a sample from before the start of the recording and a sample
 // from its end, although a range does not contain its own end.
 func TestRange(t *testing.T) {
