@@ -22,7 +22,8 @@ import (
 // does so as soon as it gets a CPU.
 const StopLimit = 500 * time.Millisecond
 
-var errNotStopping = fmt.Errorf("the thread did not stop within %v", StopLimit)
+// ErrNotStopping is the error of a thread that does not stop within [StopLimit].
+var ErrNotStopping = fmt.Errorf("the thread did not stop within %v", StopLimit)
 
 // StoppedPointer stops the thread tid with ptrace and returns its thread pointer. It leaves the
 // thread in the state that it was in: a running thread runs, a thread in a system call continues
@@ -32,8 +33,8 @@ var errNotStopping = fmt.Errorf("the thread did not stop within %v", StopLimit)
 //
 // The error wraps the error of a system call: EPERM if the caller may not trace the thread or if
 // another process traces it, and ESRCH if the thread has exited. It is ctx's error if ctx is done
-// first. If the thread does not stop within [StopLimit], because it is in an uninterruptible sleep,
-// StoppedPointer withdraws and returns an error.
+// first. If the thread does not stop within [StopLimit], because it is in an uninterruptible sleep or
+// gets no CPU, StoppedPointer withdraws and the error wraps [ErrNotStopping].
 func StoppedPointer(ctx context.Context, tid int) (uint64, error) {
 	type result struct {
 		pointer uint64
@@ -129,7 +130,7 @@ func awaitStop(ctx context.Context, tid int) (signal int, err error) {
 		case <-ctx.Done():
 			return 0, ctx.Err()
 		case <-limit.C:
-			return 0, errNotStopping
+			return 0, ErrNotStopping
 		case <-time.After(pause):
 		}
 	}
