@@ -34,7 +34,7 @@ func TestLastPeriod(t *testing.T) {
 		r := &recording{config: &Config{Period: period}, batches: make(chan *batch, 1), search: searchOfNone()}
 		begun := time.Now()
 		r.startPeriod(begun)
-		r.stopping.Store(stopping)
+		r.stopping = stopping
 		r.rotate(begun.Add(period))
 		assert.Equal(t, stopping, len(r.batches) == 0)
 	}

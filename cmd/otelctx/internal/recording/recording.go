@@ -177,8 +177,10 @@ type recording struct {
 	// stopped receives the time at which sampling stopped, and lastRequests the requests in the last period.
 	stopped      chan time.Time
 	lastRequests chan *requests.Period
-	// stopping is true once lastRequests is being read: no period ends after that.
-	stopping atomic.Bool
+	// ending is held while a period ends. It guards stopping, which is true once the last period has ended: no other ends
+	// after that.
+	ending   sync.Mutex
+	stopping bool
 	samples  atomic.Uint64
 	// batches passes finished batches to the goroutine that names them.
 	batches chan *batch
@@ -333,7 +335,12 @@ func (r *recording) startPeriod(now time.Time) {
 func (r *recording) rotate(now time.Time) {
 	p := r.batch
 	// The last period ends with the recording: its requests are counted before its last samples are read.
-	p.closes = r.config.Period > 0 && !r.stopping.Load() && !now.Before(r.periodEnd)
+	p.closes = r.config.Period > 0 && !now.Before(r.periodEnd)
+	if p.closes {
+		r.ending.Lock()
+		defer r.ending.Unlock()
+		p.closes = !r.stopping
+	}
 	if !p.closes && !p.full(now) {
 		return
 	}
@@ -381,8 +388,10 @@ func (r *recording) add(t *target, s *sampler.Sample) {
 // It reports whether the processes have ended.
 func (r *recording) supervise(ctx, scanning context.Context, began time.Time) (ended bool) {
 	defer func() { //nolint:contextcheck // Reading the counters has its own limit.
-		r.stopping.Store(true)
+		r.ending.Lock()
+		r.stopping = true
 		r.search.endRequestPeriod(r.lastRequests)
+		r.ending.Unlock()
 		r.stopped <- r.now()
 		if err := r.search.sampler.Stop(); err != nil {
 			r.warnings.warn(0, err)

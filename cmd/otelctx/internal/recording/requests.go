@@ -21,28 +21,38 @@ func (s *scanner) countRequests(t *target) {
 }
 
 // endRequestPeriod counts the requests to all programs, and sends those since the last call to ended, which has room. It
-// does not wait.
+// does not wait. Calls must not overlap. If the previous period is still being counted, this one is counted after it, so
+// that each gets its own requests.
 func (s *search) endRequestPeriod(ended chan<- *requests.Period) {
-	var reading sync.WaitGroup
+	var counting []*target
 	for _, t := range s.targets.running() {
 		if !t.counts() {
 			continue
 		}
-		if t = s.targets.acquire(t.image); t == nil {
-			continue
+		if t = s.targets.acquire(t.image); t != nil {
+			counting = append(counting, t)
 		}
-		reading.Go(func() {
-			defer t.release()
-			_, err := timelimit.Call(context.Background(), t.image.PID, processLimit, func() (struct{}, error) {
-				s.countRequests(t)
-				return struct{}{}, nil
-			})
-			if err != nil {
-				s.requests.Miss(t.published.Load().service)
-			}
-		})
 	}
+	previous, counted := s.counted, make(chan struct{})
+	s.counted = counted
 	s.working.Go(func() {
+		defer close(counted)
+		if previous != nil {
+			<-previous
+		}
+		var reading sync.WaitGroup
+		for _, t := range counting {
+			reading.Go(func() {
+				defer t.release()
+				_, err := timelimit.Call(context.Background(), t.image.PID, processLimit, func() (struct{}, error) {
+					s.countRequests(t)
+					return struct{}{}, nil
+				})
+				if err != nil {
+					s.requests.Miss(t.published.Load().service)
+				}
+			})
+		}
 		reading.Wait()
 		ended <- s.requests.EndPeriod()
 	})

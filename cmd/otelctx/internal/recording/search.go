@@ -51,6 +51,8 @@ type search struct {
 	// selectedExits detects the end of each process of Config.PIDs, whatever programs it has run. It does
 	// not change after start.
 	selectedExits map[int]exit
+	// counted is closed when the requests of the last period that has ended are counted. It is nil before the first end.
+	counted chan struct{}
 	// last holds the processes at the last poll.
 	last map[int]sampler.Process
 }
