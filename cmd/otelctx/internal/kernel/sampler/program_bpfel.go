@@ -189,6 +189,7 @@ const (
 	programMapCounted         = "counted"
 	programMapEvents          = "events"
 	programMapLayouts         = "layouts"
+	programMapNoPrograms      = "no_programs"
 	programMapTold            = "told"
 	programMapWatched         = "watched"
 	programMapWorks           = "works"
@@ -271,13 +272,14 @@ type programProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programMapSpecs struct {
-	Changes *ebpf.MapSpec `ebpf:"changes"`
-	Counted *ebpf.MapSpec `ebpf:"counted"`
-	Events  *ebpf.MapSpec `ebpf:"events"`
-	Layouts *ebpf.MapSpec `ebpf:"layouts"`
-	Told    *ebpf.MapSpec `ebpf:"told"`
-	Watched *ebpf.MapSpec `ebpf:"watched"`
-	Works   *ebpf.MapSpec `ebpf:"works"`
+	Changes    *ebpf.MapSpec `ebpf:"changes"`
+	Counted    *ebpf.MapSpec `ebpf:"counted"`
+	Events     *ebpf.MapSpec `ebpf:"events"`
+	Layouts    *ebpf.MapSpec `ebpf:"layouts"`
+	NoPrograms *ebpf.MapSpec `ebpf:"no_programs"`
+	Told       *ebpf.MapSpec `ebpf:"told"`
+	Watched    *ebpf.MapSpec `ebpf:"watched"`
+	Works      *ebpf.MapSpec `ebpf:"works"`
 }
 
 // programVariableSpecs contains global variables before they are loaded into the kernel.
@@ -317,13 +319,14 @@ func (o *programObjects) Close() error {
 //
 // It can be passed to loadProgramObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programMaps struct {
-	Changes *ebpf.Map `ebpf:"changes"`
-	Counted *ebpf.Map `ebpf:"counted"`
-	Events  *ebpf.Map `ebpf:"events"`
-	Layouts *ebpf.Map `ebpf:"layouts"`
-	Told    *ebpf.Map `ebpf:"told"`
-	Watched *ebpf.Map `ebpf:"watched"`
-	Works   *ebpf.Map `ebpf:"works"`
+	Changes    *ebpf.Map `ebpf:"changes"`
+	Counted    *ebpf.Map `ebpf:"counted"`
+	Events     *ebpf.Map `ebpf:"events"`
+	Layouts    *ebpf.Map `ebpf:"layouts"`
+	NoPrograms *ebpf.Map `ebpf:"no_programs"`
+	Told       *ebpf.Map `ebpf:"told"`
+	Watched    *ebpf.Map `ebpf:"watched"`
+	Works      *ebpf.Map `ebpf:"works"`
 }
 
 func (m *programMaps) Close() error {
@@ -332,6 +335,7 @@ func (m *programMaps) Close() error {
 		m.Counted,
 		m.Events,
 		m.Layouts,
+		m.NoPrograms,
 		m.Told,
 		m.Watched,
 		m.Works,

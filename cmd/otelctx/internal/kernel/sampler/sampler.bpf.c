@@ -269,6 +269,14 @@ struct {
 	__uint(max_entries, 1 << 20); // the loader chooses
 } events SEC(".maps");
 
+// It is always empty: see use_own_stack.
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} no_programs SEC(".maps");
+
 // Set by the loader.
 volatile const bool kernel_stacks;
 volatile const bool only_labels; // labels are read instead of spans
@@ -1003,6 +1011,16 @@ int sample(struct bpf_perf_event_data *ctx)
 	return 0;
 }
 
+// use_own_stack makes a program at a probe keep its local variables on the stack of its thread. Linux 6.13 and later
+// place those of programs for kprobes, and so for probes in processes, in memory of the CPU instead, which is sound only
+// for programs that no second one on the CPU can preempt. One at a probe in a process can be preempted. The second one
+// would overwrite its variables, and the first one then use what it finds there as pointers, in the kernel. Programs that
+// contain a tail call are exempt. This tail call does nothing.
+static __always_inline void use_own_stack(void *ctx)
+{
+	bpf_tail_call(ctx, &no_programs, 0);
+}
+
 // walk stores the user stack of a thread that is about to push its frame pointer, by following frame
 // pointers, and returns its size in bytes. bpf_get_stack assembles stacks in memory of the CPU that
 // another program could overwrite if this one is preempted.
@@ -1041,6 +1059,7 @@ int allocation(struct bpf_perf_event_data *ctx)
 	__u64 size = ctx->regs[PT_REGS_CX], pc = ctx->regs[PT_REGS_IP], sp = ctx->regs[PT_REGS_SP];
 	__u64 fp = ctx->regs[PT_REGS_BP], address = ctx->regs[PT_REGS_BX];
 
+	use_own_stack(ctx);
 	w = begin(task, ALLOCATION, &c);
 	if (!w)
 		return 0;
@@ -1091,6 +1110,7 @@ int freed(struct bpf_perf_event_data *ctx)
 	__u32 zero = 0;
 	__u8 kind;
 
+	use_own_stack(ctx);
 	c = bpf_map_lookup_elem(&counted, &zero);
 	if (!c)
 		return 0;
@@ -1110,6 +1130,7 @@ int freed(struct bpf_perf_event_data *ctx)
 SEC("uprobe")
 int swept(struct bpf_perf_event_data *ctx)
 {
+	use_own_stack(ctx);
 	note(SWEPT, 0);
 	return 0;
 }

@@ -197,6 +197,9 @@ func (s *Sampler) load(c Config) error {
 		programProgAllocation: c.Allocations, programProgFreed: c.Live, programProgSwept: c.Live,
 	}
 	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !needed[name] })
+	if !c.Allocations {
+		delete(spec.Maps, programMapNoPrograms)
+	}
 	delete(spec.Maps, programMapChanges)
 	delete(spec.Maps, programMapTold)
 	loaded, err := ebpf.NewCollection(spec)

@@ -878,3 +878,23 @@ func TestOpenAllocationsElsewhere(t *testing.T) {
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.ErrorContains(t, err, "allocations of programs for "+runtime.GOARCH)
 }
+
+// TestStackOfProbes checks that the kernel gives the programs at probes no stack that they share with others: the code that
+// it has made of them does not add the position of a CPU's memory to a frame pointer (ADDQ GS:..., R9).
+func TestStackOfProbes(t *testing.T) {
+	s, err := Open(Config{Allocations: true, Live: true})
+	if errors.Is(err, ErrNotPermitted) || errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, s.Close()) }()
+	for event, program := range s.probes.programs {
+		info, err := program.Info()
+		require.NoError(t, err)
+		code, ok := info.JitedInsns()
+		if !ok || len(code) == 0 {
+			t.Skip("the kernel does not show the code of BPF programs, or interprets them")
+		}
+		assert.False(t, bytes.Contains(code, []byte{0x65, 0x4c, 0x03, 0x0c, 0x25}), "the program for event %d", event)
+	}
+}
