@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -98,7 +99,7 @@ func main() {
 	_, span := tp.Tracer("").Start(context.Background(), "locks")
 	defer span.End()
 	out := json.NewEncoder(os.Stdout)
-	for _, w := range ways() {
+	for _, w := range slices.Concat(ways(), moreTraps()) {
 		u := &use{make(chan uint64), make(chan uint64), make(chan uint64)}
 		wait := w.hold(u)
 		f := fact{Name: w.name, Holder: <-u.held, Unknown: w.unknown, Blocked: w.blocked}

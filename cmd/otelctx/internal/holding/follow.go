@@ -32,14 +32,16 @@ type state struct {
 	// written are the words that it will have written by then.
 	written map[uint64]value
 	// released are the locks that it will have released, without acquiring them before, on every path. acquired are those
-	// that it will have acquired, and unknown is the number of further ones.
-	released, acquired []Held
-	unknown            int
+	// that it will have acquired, tried are those for which it will have called TryLock, and unknown is the number of further
+	// ones.
+	released, acquired, tried []Held
+	unknown                   int
 }
 
 func (s *state) clone() *state {
 	c := *s
 	c.written, c.released, c.acquired = maps.Clone(s.written), slices.Clone(s.released), slices.Clone(s.acquired)
+	c.tried = slices.Clone(s.tried)
 	return &c
 }
 
@@ -65,13 +67,22 @@ func (s *state) merge(o *state) (changed bool) {
 	return changed || len(s.released) != released
 }
 
-// release notes that a lock is released.
-func (s *state) release(h Held) {
+// release notes that a lock is released. It returns false if the lock may be one of the unknown ones.
+func (s *state) release(h Held) bool {
 	if n := slices.Index(s.acquired, h); n >= 0 {
 		s.acquired = slices.Delete(s.acquired, n, n+1)
-	} else if !slices.Contains(s.released, h) {
+		return true
+	}
+	if slices.Contains(s.tried, h) {
+		return true
+	}
+	if s.unknown > 0 {
+		return false
+	}
+	if !slices.Contains(s.released, h) {
 		s.released = append(s.released, h)
 	}
+	return true
 }
 
 func intersection(a, b []Held) []Held {
@@ -82,17 +93,26 @@ func intersection(a, b []Held) []Held {
 type outcome struct {
 	// released are the locks that it releases on every path, before it acquires them.
 	released []Held
-	// acquired are the locks that it acquires on some path, although it has not released them.
-	acquired []Held
-	paths    int
+	// acquired are the locks that it acquires on some path, although it has not released them. reached are all locks that it
+	// or one of the functions that it calls acquires on some path.
+	acquired, reached []Held
+	// kept are the locks that it has acquired and not released at the end of every path.
+	kept []Held
+	// most is the largest number of locks that it has released at the end of a path.
+	most int
+	// final is what is known at the end of every path.
+	final *state
 }
 
-func (o *outcome) end(released []Held) {
-	if o.paths++; o.paths == 1 {
-		o.released = released
+// end adds a path.
+func (o *outcome) end(st *state) {
+	o.most = max(o.most, len(st.released))
+	if o.final == nil {
+		o.released, o.kept, o.final = st.released, st.acquired, st.clone()
 		return
 	}
-	o.released = intersection(o.released, released)
+	o.released, o.kept = intersection(o.released, st.released), intersection(o.kept, st.acquired)
+	o.final.merge(st)
 }
 
 // maxFollowed limits the instructions that are followed for one question, with those that are followed again where paths
@@ -117,7 +137,7 @@ func (s *Finder) follow(f *function, offset int, begin *state, locks, nesting in
 			return o, false
 		}
 		if !s.step(f, &i, st, &o, nesting) || len(st.released) >= locks || i.action == returns {
-			o.end(st.released)
+			o.end(st)
 			continue
 		}
 		flow := func(next int) {
@@ -163,7 +183,7 @@ func (s *Finder) resolve(f *function, i *instruction, st *state) {
 func (s *Finder) step(f *function, i *instruction, st *state, o *outcome, nesting int) bool {
 	s.resolve(f, i, st)
 	switch i.action {
-	case acquires, releases:
+	case acquires, releases, tries:
 		lock := st.registers[rax] // the receiver
 		if i.atomic != 0 {
 			lock = s.operand(f, i, st)
@@ -172,8 +192,13 @@ func (s *Finder) step(f *function, i *instruction, st *state, o *outcome, nestin
 		s.execute(f, i, st)
 		h := Held{lock.word, i.reading}
 		switch {
-		case i.action == acquires && !lock.known:
+		case i.action != releases && !lock.known:
 			st.unknown++
+		case i.action == tries:
+			if !slices.Contains(st.tried, h) {
+				st.tried = append(st.tried, h)
+			}
+			o.reach(h)
 		case i.action == acquires:
 			if n := slices.Index(st.released, h); n >= 0 {
 				st.released = slices.Delete(st.released, n, n+1)
@@ -181,25 +206,24 @@ func (s *Finder) step(f *function, i *instruction, st *state, o *outcome, nestin
 			}
 			st.acquired = append(st.acquired, h)
 			o.acquired = append(o.acquired, h)
+			o.reach(h)
 		case !lock.known:
 			if st.unknown--; st.unknown < 0 {
 				return false
 			}
-		default:
-			st.release(h)
+		case !st.release(h):
+			return false
 		}
-		return len(st.acquired) < maxDepth && len(o.acquired) < maxAcquired
+		return len(st.acquired)+len(st.tried) < maxDepth && len(o.acquired) < maxAcquired
 	case calls:
-		if e := s.effect(f, i.target, nesting); e.low < 0 {
-			released, ok := s.helper(i.target, st, nesting)
-			if !ok {
-				return false
-			}
-			for _, h := range released {
-				st.release(h)
-			}
-		} else if e.high > 0 {
-			st.unknown++
+		if i.target != 0 && !s.helper(f, i.target, st, o, nesting) {
+			return false
+		}
+	case returns:
+		if i.target != 0 {
+			last := *i
+			last.operation = s.called(i.target)
+			return last.action == panics || s.step(f, &last, st, o, nesting)
 		}
 	}
 	s.execute(f, i, st)
@@ -208,13 +232,71 @@ func (s *Finder) step(f *function, i *instruction, st *state, o *outcome, nestin
 
 const maxAcquired = 64
 
-// helper returns the locks that a function releases when it is called.
-func (s *Finder) helper(target uint64, st *state, nesting int) ([]Held, bool) {
-	f := s.function(target, nesting+1)
-	if f == nil || f.exit.high >= 0 {
-		return nil, false
+// reach notes that a lock is acquired.
+func (o *outcome) reach(h Held) {
+	if !slices.Contains(o.reached, h) {
+		o.reached = append(o.reached, h)
 	}
-	return s.releasedBy(f, st.registers, nesting+1)
+}
+
+// reaches reports whether a lock is acquired, for reading or writing.
+func (o *outcome) reaches(h Held) bool {
+	return slices.ContainsFunc(o.reached, func(a Held) bool { return a.Lock == h.Lock })
+}
+
+// maxSmall is the size of functions that are followed because they may call Lock or Unlock through a function value or an
+// interface, and of helpers in packages that are not those of their callers.
+const maxSmall = 256
+
+// helper changes the state as a function that is called does. It returns false if that is unknown.
+func (s *Finder) helper(caller *function, target uint64, st *state, o *outcome, nesting int) bool {
+	e := s.effect(caller, target, nesting)
+	f := s.functions[target]
+	follows := f != nil && f.Entry == target && f.understood && nesting < maxNesting && (f.locks || f.indirect && len(f.Code) <= maxSmall)
+	if !follows {
+		if e.low < 0 {
+			return false
+		}
+		if e.high > 0 {
+			st.unknown++
+		}
+		return true
+	}
+	begin := &state{registers: st.registers, written: st.written}
+	if sp := &begin.registers[rsp]; sp.known {
+		sp.word -= 8 // the return address
+	} else {
+		*sp = value{scratch, true}
+	}
+	called, ok := s.follow(f, 0, begin, maxDepth, nesting+1)
+	for _, h := range called.reached {
+		o.reach(h)
+	}
+	if len(o.reached) > maxAcquired {
+		return false
+	}
+	switch {
+	case e.low < 0:
+		if !ok || f.exit.high >= 0 || len(called.released) == 0 || len(called.acquired) != 0 {
+			return false
+		}
+		for _, h := range called.released {
+			if !st.release(h) {
+				return false
+			}
+		}
+	case e.high > 0 && ok && len(called.kept) > 0:
+		for _, h := range called.kept {
+			if n := slices.Index(st.released, h); n >= 0 {
+				st.released = slices.Delete(st.released, n, n+1)
+			} else {
+				st.acquired = append(st.acquired, h)
+			}
+		}
+	case e.high > 0:
+		st.unknown++
+	}
+	return true
 }
 
 // scratch is an address, in no process, of a stack for functions that are only followed.
@@ -222,8 +304,8 @@ const scratch = 1 << 62
 
 // releasedBy returns the locks that a function releases if it is called with these registers, and false if it may release
 // others instead.
-func (s *Finder) releasedBy(f *function, registers [16]value, nesting int) ([]Held, bool) {
-	begin := &state{registers: registers, written: map[uint64]value{}}
+func (s *Finder) releasedBy(f *function, registers [16]value, written map[uint64]value, nesting int) ([]Held, bool) {
+	begin := &state{registers: registers, written: written}
 	begin.registers[rsp] = value{scratch, true}
 	o, ok := s.follow(f, 0, begin, maxDepth, nesting)
 	return o.released, ok && len(o.released) > 0 && len(o.acquired) == 0

@@ -25,8 +25,9 @@ type function struct {
 	depths map[int]depth
 	// exit is depths at the function's end. It includes the deferred calls.
 	exit depth
-	// locks says that the function calls methods of locks.
-	locks bool
+	// locks says that the function calls methods of locks, and indirect that it calls functions that are only known when it is
+	// followed.
+	locks, indirect bool
 	// closures are the entries of closures of this function, and defers says that it may defer calls of them.
 	closures []uint64
 	defers   bool
@@ -103,6 +104,8 @@ var operations = map[string]operation{
 	"sync.(*RWMutex).RLock":    {action: acquires, atomic: x86asm.XADD, distance: readers, reading: true},
 	"sync.(*RWMutex).RUnlock":  {action: releases, atomic: x86asm.XADD, distance: readers, reading: true},
 	"sync.(*RWMutex).TryRLock": {action: tries, atomic: x86asm.CMPXCHG, distance: readers, reading: true},
+	"sync.(*rlocker).Lock":     {action: acquires, atomic: x86asm.XADD, distance: readers, reading: true}, // RWMutex.RLocker
+	"sync.(*rlocker).Unlock":   {action: releases, atomic: x86asm.XADD, distance: readers, reading: true},
 }
 
 // instruction is a decoded instruction, and what it does to a lock.
@@ -259,24 +262,10 @@ func (s *Finder) analyze(f *function, nesting int) {
 			f.locks = f.locks || f.inlinesLocks()
 			return
 		}
-		d := f.depths[offset]
-		switch i.action {
-		case acquires:
-			f.locks = true
-			d = d.plus(depth{low: 1, high: 1})
-		case releases:
-			f.locks = true
-			d = d.release()
-		case tries:
-			f.locks = true
-			d = d.plus(depth{high: 1, tries: 1})
-		case calls:
-			e := s.effect(f, i.target, nesting)
-			f.locks = f.locks || e != depth{}
-			d = d.plus(e)
-		case returns:
+		d := f.after(s, &i, i.action, f.depths[offset], nesting)
+		if i.action == returns {
 			if i.target != 0 {
-				d = d.plus(s.effect(f, i.target, nesting))
+				d = f.after(s, &i, s.called(i.target).action, d, nesting)
 			}
 			if exits++; exits == 1 {
 				f.exit = d
@@ -298,6 +287,27 @@ func (s *Finder) analyze(f *function, nesting int) {
 		}
 	}
 	f.understood = true
+}
+
+// after returns the depth after an action, if d was the one before.
+func (f *function) after(s *Finder, i *instruction, a action, d depth, nesting int) depth {
+	switch a {
+	case acquires:
+		f.locks = true
+		return d.plus(depth{low: 1, high: 1})
+	case releases:
+		f.locks = true
+		return d.release()
+	case tries:
+		f.locks = true
+		return d.plus(depth{high: 1, tries: 1})
+	case calls:
+		f.indirect = f.indirect || i.target == 0
+		e := s.effect(f, i.target, nesting)
+		f.locks = f.locks || e != depth{}
+		return d.plus(e)
+	}
+	return d
 }
 
 // inlinesLocks reports whether a method of a lock is inlined in f.
@@ -342,11 +352,13 @@ func (s *Finder) effect(caller *function, target uint64, nesting int) depth {
 	// Helpers that lock or unlock for others are in the same package as their callers, or are called by them directly.
 	name, _, ok := s.program.Frame(target)
 	pkg := packageOf(name)
-	if !ok || pkg == runtimePackage || pkg == "sync" && !strings.HasSuffix(name, methodValue) || pkg == "internal/sync" || nesting > 0 && pkg != packageOf(caller.Name) {
+	if !ok || pkg == runtimePackage || pkg == "sync" && !strings.HasSuffix(name, methodValue) || pkg == "internal/sync" {
 		return depth{}
 	}
 	f := s.function(target, nesting+1)
 	switch {
+	case f != nil && nesting > 0 && pkg != packageOf(caller.Name) && len(f.Code) > maxSmall:
+		return depth{}
 	case f == nil || f.Entry != target || f.analyzing:
 		return depth{}
 	case !f.understood && f.locks:

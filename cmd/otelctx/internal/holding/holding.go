@@ -175,7 +175,7 @@ func (s *Finder) Held(g Goroutine) []Held {
 	var held []Held
 	for n := range frames {
 		for _, h := range s.heldBy(&frames[n], deferred[n], g.Waiting) {
-			if h.Lock != g.Waiting && !slices.Contains(held, h) && !s.released(h, frames[:n], frames[n].name) {
+			if h.Lock != g.Waiting && !slices.Contains(held, h) && !s.released(h, frames[:n], deferred, frames[n].name) {
 				held = append(held, h)
 			}
 		}
@@ -253,15 +253,17 @@ func (s *Finder) heldBy(f *frame, deferred []deferredCall, waiting uint64) (held
 	if !ok {
 		return nil
 	}
+	none := map[uint64]value{}
 	for _, c := range calls {
-		held = append(held, s.releasedByClosure(c)...)
+		held = append(held, s.releasedByClosure(c, none)...)
 	}
 	fromList := len(held)
 	for _, c := range deferred {
 		// Where it was deferred, the function had acquired the lock, and it has released none since.
 		d, ok := f.depths[int(c.pc-f.Entry)]
 		if ok && d.low+d.tries > 0 && !f.depth.released {
-			held = append(held, s.releasedByClosure(c.closure)...)
+			calls = append(calls, c.closure)
+			held = append(held, s.releasedByClosure(c.closure, none)...)
 		}
 	}
 	if int(f.depth.low)+int(f.depth.tries) < fromList {
@@ -273,20 +275,29 @@ func (s *Finder) heldBy(f *frame, deferred []deferredCall, waiting uint64) (held
 	begin := f.begin()
 	begin.acquired = []Held{{waiting, false}, {waiting, true}} // it will have acquired this one
 	o, ok := s.follow(f.function, f.next, begin, maxDepth, 0)
-	if !ok {
+	if !ok || o.most > int(f.depth.high) { // It releases a lock that it will acquire in a way that is not understood.
 		return nil
+	}
+	var later []Held // what the deferred calls will release when they are executed
+	for _, c := range calls {
+		if o.final != nil {
+			later = append(later, s.releasedByClosure(c, o.final.written)...)
+		}
 	}
 	// A lock that will be acquired before it is released is not held now.
 	held = slices.DeleteFunc(held, func(h Held) bool {
-		return slices.ContainsFunc(o.acquired, func(a Held) bool { return a.Lock == h.Lock })
+		return o.reaches(h) || o.final != nil && !slices.Contains(later, h)
 	})
 	if n := int(f.depth.low); n > 0 && f.depth.low == f.depth.high {
 		if o, ok = s.follow(f.function, f.next, begin, n, 0); ok {
 			all := slices.Clone(held)
 			for _, h := range o.released {
-				if !slices.Contains(all, h) {
+				if !slices.Contains(all, h) && !o.reaches(h) {
 					all = append(all, h)
 				}
+			}
+			if len(all) > n { // It will release a lock that it has not acquired yet.
+				return nil
 			}
 			if len(all) == n {
 				held = all
@@ -362,24 +373,32 @@ func (s *Finder) deferred(list uint64, frames []frame) (map[int][]deferredCall, 
 }
 
 // releasedByClosure returns the locks that a call of a closure releases.
-func (s *Finder) releasedByClosure(closure uint64) []Held {
-	entry, ok := s.word(closure)
-	if !ok {
-		return nil
-	}
-	f := s.function(entry, 0)
-	if f == nil || !f.understood || f.Entry != entry {
+func (s *Finder) releasedByClosure(closure uint64, written map[uint64]value) []Held {
+	f := s.closure(closure)
+	if f == nil {
 		return nil
 	}
 	var registers [16]value
 	registers[rdx] = value{closure, true}
-	held, _ := s.releasedBy(f, registers, 0)
+	held, _ := s.releasedBy(f, registers, written, 0)
 	return held
+}
+
+// closure returns the function of a closure, or nil if it is not understood.
+func (s *Finder) closure(at uint64) *function {
+	entry, ok := s.word(at)
+	if !ok {
+		return nil
+	}
+	if f := s.function(entry, 0); f != nil && f.understood && f.Entry == entry {
+		return f
+	}
+	return nil
 }
 
 // released reports whether one of the functions that a function with this name has called, directly or not, may have
 // released a lock that its caller holds. In other packages, only a function with the lock's address can do that.
-func (s *Finder) released(h Held, callees []frame, name string) bool {
+func (s *Finder) released(h Held, callees []frame, deferred map[int][]deferredCall, name string) bool {
 	for n := range callees {
 		f := &callees[n]
 		if packageOf(f.name) == runtimePackage {
@@ -395,10 +414,17 @@ func (s *Finder) released(h Held, callees []frame, name string) bool {
 		if f.depth.low < 0 && (related || s.contains(f, h.Lock)) {
 			return true
 		}
-		if f.locks {
-			o, ok := s.follow(f.function, f.next, f.begin(), maxDepth, 0)
-			if !ok && related || slices.ContainsFunc(o.acquired, func(a Held) bool { return a.Lock == h.Lock }) {
-				return true
+		o, ok := s.follow(f.function, f.next, f.begin(), maxDepth, 0)
+		if !ok && related && f.locks || o.reaches(h) {
+			return true
+		}
+		for _, c := range deferred[n] {
+			if d := s.closure(c.closure); d != nil {
+				begin := &state{written: map[uint64]value{}}
+				begin.registers[rdx], begin.registers[rsp] = value{c.closure, true}, value{scratch, true}
+				if o, _ := s.follow(d, 0, begin, maxDepth, 0); o.reaches(h) {
+					return true
+				}
 			}
 		}
 	}

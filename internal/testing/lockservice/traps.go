@@ -1,0 +1,406 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"sync"
+
+	"github.com/otelctx/otelctx/internal/testing/lockservice/other"
+)
+
+// condition is like a sync.Cond, but not known to otelctx.
+type condition struct {
+	L sync.Locker
+}
+
+//go:noinline
+func (c *condition) wait(u *use) {
+	c.L.Unlock()
+	u.linger()
+	c.L.Lock()
+}
+
+//go:noinline
+func (s *shop) customCond(c *condition, u *use) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.wait(u)
+}
+
+//go:noinline
+func (s *shop) customCondPlain(c *condition, u *use) {
+	s.mu.Lock()
+	c.wait(u)
+	s.stock["a"]++
+	s.mu.Unlock()
+}
+
+// otherPackage calls a function of another package that releases the lock while it waits.
+//
+//go:noinline
+func (s *shop) otherPackage(u *use) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	other.Without(&s.mu, u.linger)
+}
+
+//go:noinline
+func (s *shop) helperLater(a *sync.Mutex, u *use) {
+	a.Lock()
+	u.linger()
+	s.lock()
+	s.stock["x"]++
+	s.mu.Unlock()
+	a.Unlock()
+}
+
+//go:noinline
+func (s *shop) nestedAwhile(a *sync.Mutex, u *use) {
+	a.Lock()
+	defer a.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unlock()
+	u.linger()
+	s.lock()
+}
+
+//go:noinline
+func (s *shop) pause() { other.Unlock(&s.mu) }
+
+//go:noinline
+func (s *shop) resume() { other.Lock(&s.mu) }
+
+//go:noinline
+func (s *shop) pausedByOther(u *use) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pause()
+	u.linger()
+	s.resume()
+}
+
+//go:noinline
+func (s *shop) pausedByMethodValue(u *use) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	call(s.mu.Unlock)
+	u.linger()
+	call(s.mu.Lock)
+}
+
+//go:noinline
+func call(f func()) { f() }
+
+//go:noinline
+func (s *shop) unlocked(f func()) {
+	call(s.mu.Unlock)
+	f()
+	call(s.mu.Lock)
+}
+
+//go:noinline
+func (s *shop) unlockedBelow(u *use) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unlocked(u.linger)
+}
+
+type list struct {
+	mu   sync.Mutex
+	next *list
+}
+
+//go:noinline
+func crab(l *list, u *use) {
+	cur := l
+	cur.mu.Lock()
+	defer func() { cur.mu.Unlock() }()
+	for cur.next != nil {
+		next := cur.next
+		next.mu.Lock()
+		cur.mu.Unlock()
+		u.linger()
+		cur = next
+	}
+}
+
+//go:noinline
+func crabPlain(l *list, u *use) {
+	cur := l
+	cur.mu.Lock()
+	for cur.next != nil {
+		next := cur.next
+		next.mu.Lock()
+		cur.mu.Unlock()
+		cur = next
+		u.linger()
+	}
+	cur.mu.Unlock()
+}
+
+//go:noinline
+func swap(a, b *list, u *use) {
+	m := a
+	m.mu.Lock()
+	defer func() { m.mu.Unlock() }()
+	b.mu.Lock()
+	m, b = b, m
+	b.mu.Unlock()
+	u.linger()
+}
+
+//go:noinline
+func (s *shop) inMapLater(locks map[string]*sync.Mutex, m, a *sync.Mutex, u *use) {
+	a.Lock()
+	u.linger()
+	locks["b"].Lock()
+	s.stock["y"]++
+	m.Unlock()
+	a.Unlock()
+}
+
+//go:noinline
+func (s *shop) tryThenHelper(u *use) {
+	defer s.mu.Unlock()
+	if !s.mu.TryLock() {
+		u.linger()
+		s.lock()
+	}
+}
+
+//go:noinline
+func (s *shop) deferredEarlyHelper(a *sync.Mutex, u *use) {
+	a.Lock()
+	defer s.mu.Unlock()
+	u.linger()
+	s.lock()
+	a.Unlock()
+}
+
+type (
+	unlocker interface{ unlock() }
+	locker   interface{ lock() }
+)
+
+//go:noinline
+func (s *shop) byUserInterface(l locker, x unlocker, u *use) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x.unlock()
+	u.linger()
+	l.lock()
+}
+
+//go:noinline
+func (s *shop) byUserInterfacePlain(l locker, x unlocker, u *use) {
+	s.mu.Lock()
+	x.unlock()
+	u.linger()
+	l.lock()
+	s.mu.Unlock()
+}
+
+//go:noinline
+func withoutLock(l sync.Locker, f func()) {
+	l.Unlock()
+	defer l.Lock()
+	f()
+}
+
+//go:noinline
+func (s *shop) withoutLocker(u *use) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	withoutLock(&s.mu, u.linger)
+}
+
+//go:noinline
+func (s *shop) upgrade(u *use) {
+	s.rw.RLock()
+	n := len(s.stock)
+	s.rw.RUnlock()
+	u.linger()
+	if n == 0 {
+		s.rw.Lock()
+		s.stock["a"] = 1
+		s.rw.Unlock()
+	}
+}
+
+//go:noinline
+func (s *shop) upgradeFlag(u *use, write bool) {
+	s.rw.RLock()
+	unlock := s.rw.RUnlock
+	if write {
+		s.rw.RUnlock()
+		u.linger()
+		s.rw.Lock()
+		unlock = s.rw.Unlock
+	}
+	defer unlock()
+	s.stock["a"]++
+}
+
+//go:noinline
+func (s *shop) condShared(u *use, c *sync.Cond) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for !maybe() {
+		waitFor(u, c)
+	}
+}
+
+//go:noinline
+func waitFor(u *use, c *sync.Cond) {
+	u.other <- goroutineID()
+	c.Wait()
+}
+
+//go:noinline
+func (s *shop) readCond(c *condition, u *use) {
+	s.rw.RLock()
+	defer s.rw.RUnlock()
+	c.wait(u)
+}
+
+//go:noinline
+func embeddedCond(e *embeddedRW, c *condition, u *use) {
+	e.Lock()
+	defer e.Unlock()
+	c.wait(u)
+}
+
+//go:noinline
+func (s *shop) triesLater(a *sync.Mutex, u *use) {
+	a.Lock()
+	u.park()
+	if s.mu.TryLock() {
+		s.mu.Unlock()
+	}
+	a.Unlock()
+}
+
+//go:noinline
+func (s *shop) heldAndReleased(a *sync.Mutex, locks map[string]*sync.Mutex, u *use) {
+	locks["b"].Lock()
+	defer s.mu.Unlock()
+	locks["b"].Unlock()
+	a.Lock()
+	u.linger()
+	a.Unlock()
+	locks["b"].Lock()
+}
+
+// moreTraps are ways in which another goroutine than the holder looks like it.
+func moreTraps() []way {
+	quietOn := func(f func(s *shop, a *sync.Mutex, u *use)) func(u *use) func() {
+		return quietTrap(func(s *shop, u *use) { f(s, new(sync.Mutex), u) })
+	}
+	return []way{
+		{name: "condition of its own", hold: quietTrap(func(s *shop, u *use) { s.customCond(&condition{L: &s.mu}, u) }), unknown: true},
+		{name: "condition of its own, plain", hold: quietTrap(func(s *shop, u *use) { s.customCondPlain(&condition{L: &s.mu}, u) }), unknown: true},
+		{name: "released for a while by another package", hold: quietTrap((*shop).otherPackage), unknown: true},
+		{name: "locked by a helper later", hold: quietOn((*shop).helperLater), unknown: true},
+		{name: "released for a while by a helper, with another lock", hold: quietOn((*shop).nestedAwhile), unknown: true},
+		{name: "released for a while by a helper of a helper", hold: quietTrap((*shop).pausedByOther), unknown: true},
+		{name: "released for a while by method values", hold: quietTrap((*shop).pausedByMethodValue), unknown: true},
+		{name: "released for a while below by method values", hold: quietTrap((*shop).unlockedBelow), unknown: true},
+		{name: "hand over hand", unknown: true, hold: func(u *use) func() {
+			l := &list{next: &list{}}
+			go crab(l, u)
+			u.lingers()
+			l.mu.Lock()
+			go u.park()
+			return l.mu.Lock
+		}},
+		{name: "hand over hand, plain", unknown: true, hold: func(u *use) func() {
+			l := &list{next: &list{}}
+			go crabPlain(l, u)
+			u.lingers()
+			l.mu.Lock()
+			go u.park()
+			return l.mu.Lock
+		}},
+		{name: "deferred for another lock", unknown: true, hold: func(u *use) func() {
+			a, b := new(list), new(list)
+			go swap(a, b, u)
+			u.lingers()
+			a.mu.Lock()
+			go u.park()
+			return a.mu.Lock
+		}},
+		{name: "in a map, locked later", unknown: true, hold: func(u *use) func() {
+			m := new(sync.Mutex)
+			go newShop().inMapLater(map[string]*sync.Mutex{"b": m}, m, new(sync.Mutex), u)
+			u.lingers()
+			m.Lock()
+			go u.park()
+			return m.Lock
+		}},
+		{name: "TryLock, locked by a helper later", unknown: true, hold: func(u *use) func() {
+			s := newShop()
+			s.mu.Lock()
+			go s.tryThenHelper(u)
+			u.lingers()
+			go u.park()
+			return s.mu.Lock
+		}},
+		{name: "deferred before a helper locks it", hold: quietOn((*shop).deferredEarlyHelper), unknown: true},
+		{name: "released for a while by an interface of its own", hold: quietTrap(func(s *shop, u *use) { s.byUserInterface(s, s, u) }), unknown: true},
+		{name: "released for a while by an interface of its own, plain", hold: quietTrap(func(s *shop, u *use) { s.byUserInterfacePlain(s, s, u) }), unknown: true},
+		{name: "released for a while below by an interface", hold: quietTrap((*shop).withoutLocker), unknown: true},
+		{name: "TryLock of another lock later", hold: func(u *use) func() { a := new(sync.Mutex); go newShop().triesLater(a, u); return a.Lock }},
+		{name: "deferred, but released, with another lock", unknown: true, hold: func(u *use) func() {
+			s := newShop()
+			go s.heldAndReleased(new(sync.Mutex), map[string]*sync.Mutex{"b": &s.mu}, u)
+			u.lingers()
+			s.mu.Lock()
+			go u.park()
+			return s.mu.Lock
+		}},
+		{name: "condition with RLocker", unknown: true, hold: func(u *use) func() {
+			s := newShop()
+			go s.readCond(&condition{L: s.rw.RLocker()}, u)
+			u.lingers()
+			s.rw.RLock()
+			go u.park()
+			return s.rw.Lock
+		}},
+		{name: "condition with an embedded RWMutex", unknown: true, hold: func(u *use) func() {
+			e := new(embeddedRW)
+			go embeddedCond(e, &condition{L: e}, u)
+			u.lingers()
+			e.Lock()
+			go u.park()
+			return e.Lock
+		}},
+		{name: "RWMutex read, written later", unknown: true, hold: func(u *use) func() {
+			s := newShop()
+			go s.upgrade(u)
+			u.lingers()
+			s.rw.Lock()
+			go u.park()
+			return s.rw.Lock
+		}},
+		{name: "RWMutex read, then written", unknown: true, hold: func(u *use) func() {
+			s := newShop()
+			go s.upgradeFlag(u, true)
+			u.lingers()
+			s.rw.Lock()
+			go u.park()
+			return s.rw.Lock
+		}},
+		{name: "Cond.Wait below", unknown: true, hold: func(u *use) func() {
+			s := newShop()
+			go s.condShared(u, sync.NewCond(&s.mu))
+			u.lingers()
+			s.mu.Lock()
+			go u.park()
+			return s.mu.Lock
+		}},
+	}
+}
