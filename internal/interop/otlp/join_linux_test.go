@@ -26,16 +26,32 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// roleService is the role of a service that has spans which use the CPU and spans which wait.
-const roleService = "service"
+// roleService is the role of a service that has spans which use the CPU and spans which wait. roleLeaking is that of one that
+// also keeps memory.
+const (
+	roleService = "service"
+	roleLeaking = "leaking"
+)
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){roleService: service})
+	childproc.Main(m, map[string]func(*childproc.Parent){
+		roleService: func(parent *childproc.Parent) { service(parent, func() {}) },
+		roleLeaking: func(parent *childproc.Parent) { service(parent, leak) },
+	})
+}
+
+var leaked [][]byte
+
+// leak keeps some memory for each request, and collects garbage.
+func leak() {
+	const size = 16 << 10
+	leaked = append(leaked, make([]byte, size))
+	runtime.GC()
 }
 
 // service exports its spans to the endpoint in the first line from its parent, and works until it
-// receives another line.
-func service(parent *childproc.Parent) {
+// receives another line. It calls more in each request.
+func service(parent *childproc.Parent, more func()) {
 	runtime.MemProfileRate = 4096 // for hundreds of samples in half a second
 	endpoint, _ := parent.Receive()
 	ctx := context.Background()
@@ -62,6 +78,7 @@ func service(parent *childproc.Parent) {
 		}
 		ctx, request := tracer.Start(ctx, "request")
 		parent.Must(burn(3 * time.Millisecond))
+		more()
 		_, wait := tracer.Start(ctx, "wait")
 		time.Sleep(time.Millisecond)
 		wait.End()
@@ -99,7 +116,12 @@ var burned int
 // startService starts a service that exports its spans to the Collector.
 func startService(t *testing.T, c *collector) *childproc.Child {
 	t.Helper()
-	child := childproc.Start(t, roleService, nil)
+	return start(t, roleService, c)
+}
+
+func start(t *testing.T, role string, c *collector) *childproc.Child {
+	t.Helper()
+	child := childproc.Start(t, role, nil)
 	child.Send("%s", c.endpoint)
 	child.Expect("working")
 	return child
