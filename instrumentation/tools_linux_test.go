@@ -78,6 +78,7 @@ func TestDockerfiles(t *testing.T) {
 			if b.tool == "" {
 				return
 			}
+			b.checkAllocations("service", c.service)
 			// Build the programs with one command, because a build takes minutes.
 			restore := b.byHand()
 			run(t, b.dir, b.env, "go", "mod", "tidy")
@@ -408,17 +409,7 @@ func (b *build) checkService(program, service string) seen {
 	t.Helper()
 	r := b.start(exec.Command(b.out(program)))
 	profile := b.out(program + ".pb.gz")
-	record := exec.Command(filepath.Join(os.Getenv(toolsKey), "otelctx"), "record", "--json", "-F", "997", "-o", profile, strconv.Itoa(r.Process.Pid))
-	var stdout, stderr bytes.Buffer
-	record.Stdout, record.Stderr = &stdout, &stderr
-	require.NoError(t, record.Start())
-	defer func() { _ = record.Process.Kill() }()
-	if !samples(record.Process.Pid) {
-		_ = record.Process.Kill()
-		_ = record.Wait()
-		skipWithoutCapability(t, stderr.String())
-		require.Fail(t, "the recorder does not start sampling", "%s", &stderr)
-	}
+	record := startRecorder(t, "-F", "997", "-o", profile, strconv.Itoa(r.Process.Pid))
 	loaded := make(chan struct{})
 	go func() {
 		defer close(loaded)
@@ -426,14 +417,12 @@ func (b *build) checkService(program, service string) seen {
 	}()
 	b.inspectService(r.Process.Pid, service, loaded)
 	<-loaded
-	require.NoError(t, record.Process.Signal(syscall.SIGINT))
-	require.NoError(t, record.Wait(), stderr.String())
-	r.end()
 	var got struct {
 		Processes []struct{ Service string }
 		Unproven  int
 	}
-	require.NoError(t, json.Unmarshal(stdout.Bytes(), &got), stdout.String())
+	record.end(&got)
+	r.end()
 	assert.Zero(t, got.Unproven)
 	require.Len(t, got.Processes, 1)
 	s, odd := b.count(profile)
@@ -447,6 +436,79 @@ func (b *build) checkService(program, service string) seen {
 	assert.Equal(t, service, got.Processes[0].Service)
 	assert.Equal(t, s.due, s.found, odd)
 	return s
+}
+
+// checkAllocations records the allocations of a service. They are sampled only if the environment asks for it.
+func (b *build) checkAllocations(program, service string) {
+	t := b.t
+	t.Helper()
+	r := b.start(exec.Command(b.out(program)))
+	const variable = "OTELCTX_ALLOCATION_SAMPLING=true"
+	said, err := recorder("--alloc", strconv.Itoa(r.Process.Pid)).CombinedOutput()
+	skipWithoutCapability(t, string(said))
+	require.Error(t, err)
+	assert.Contains(t, string(said), variable)
+	r.end()
+
+	r = b.start(exec.Command(b.out(program)), variable)
+	record := startRecorder(t, "--alloc", strconv.Itoa(r.Process.Pid))
+	r.load()
+	type list []struct {
+		Bytes                   int
+		Name, Endpoint, Service string
+	}
+	var got struct {
+		Samples   int
+		Allocated struct{ Bytes int }
+		InSpans   struct{ Bytes int } `json:"in_spans"`
+		Endpoints list
+		SpanNames list `json:"span_names"`
+		Processes list
+	}
+	record.end(&got)
+	r.end()
+	t.Logf("%s: %+v", program, got)
+	assert.Positive(t, got.InSpans.Bytes)
+	if assert.Len(t, got.Processes, 1) {
+		assert.Equal(t, service, got.Processes[0].Service)
+	}
+}
+
+// recorder returns a command that records processes.
+func recorder(args ...string) *exec.Cmd {
+	return exec.Command(filepath.Join(os.Getenv(toolsKey), "otelctx"), append([]string{"record", "--json"}, args...)...)
+}
+
+// recording is a running recorder.
+type recording struct {
+	*exec.Cmd
+
+	t              *testing.T
+	stdout, stderr bytes.Buffer
+}
+
+// startRecorder starts a recorder and waits until it samples.
+func startRecorder(t *testing.T, args ...string) *recording {
+	t.Helper()
+	r := &recording{Cmd: recorder(args...), t: t}
+	r.Stdout, r.Stderr = &r.stdout, &r.stderr
+	require.NoError(t, r.Start())
+	t.Cleanup(func() { _ = r.Process.Kill() })
+	if !samples(r.Process.Pid) {
+		_ = r.Process.Kill()
+		_ = r.Wait()
+		skipWithoutCapability(t, r.stderr.String())
+		require.Fail(t, "the recorder does not start sampling", "%s", &r.stderr)
+	}
+	return r
+}
+
+// end interrupts the recorder and decodes its output.
+func (r *recording) end(to any) {
+	r.t.Helper()
+	require.NoError(r.t, r.Process.Signal(syscall.SIGINT))
+	require.NoError(r.t, r.Wait(), r.stderr.String())
+	require.NoError(r.t, json.Unmarshal(r.stdout.Bytes(), to), r.stdout.String())
 }
 
 // inspectService runs otelctx inspect on the loaded service until it finds a thread in the span

@@ -23,8 +23,9 @@ var (
 	// ErrNoAllocations is wrapped by errors about processes whose allocations cannot be sampled.
 	ErrNoAllocations = errors.New("its allocations cannot be sampled")
 	// errRateZero and errNoRate are the reasons that the process can change.
-	errRateZero = errors.New(`runtime.MemProfileRate is 0, so the Go runtime samples none: add import _ "github.com/otelctx/otelctx/spanctx/allocs"`)
-	errNoRate   = errors.New("it does not publish where its runtime.MemProfileRate is, as services with spanctx of this version do")
+	errRateZero = errors.New(`runtime.MemProfileRate is 0, so the Go runtime samples none: add import _ "github.com/otelctx/otelctx/spanctx/allocs"` +
+		", or, if otelctx was added without code, start it with OTELCTX_ALLOCATION_SAMPLING=true")
+	errNoRate = errors.New("it does not publish where its runtime.MemProfileRate is, as services with spanctx of this version do")
 )
 
 // Allocated is what the processes of a recording have allocated.
