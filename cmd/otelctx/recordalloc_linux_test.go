@@ -493,6 +493,7 @@ func TestRecordAllocRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := otelctx(t, append([]string{"record", "--alloc"}, test.args...)...)
 			assert.Contains(t, got.stderr, test.want)
+			assert.NotContains(t, got.stdout+got.stderr, "to group by")
 			assert.Equal(t, test.code, got.code, got.stderr)
 		})
 	}

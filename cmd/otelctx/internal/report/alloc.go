@@ -334,7 +334,10 @@ func (r *Recording) allocTables(l display.Layout, t *Tables, m *memory, took tim
 		}
 	}
 	if shown == 0 {
-		return fmt.Appendf(out, "\nNo samples to group by %s\n", display.Key(t.Group.String()))
+		if t.Group.Kind != "" {
+			out = fmt.Appendf(out, "\nNo samples to group by %s\n", display.Key(t.Group.String()))
+		}
+		return out
 	}
 	terms := [][2]string{
 		{columnError, "standard error of " + m.column + ": in 1 of 20 rows, the true number is more than twice as far away"},
