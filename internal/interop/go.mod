@@ -3,6 +3,7 @@ module github.com/otelctx/otelctx/internal/interop
 go 1.26.0
 
 require (
+	github.com/google/pprof v0.0.0-20260906184651-6331bc6350fe
 	github.com/otelctx/otelctx v0.0.0
 	github.com/stretchr/testify v1.12.1
 	go.opentelemetry.io/ebpf-profiler v0.0.202633

@@ -4,6 +4,7 @@
 package backends
 
 import (
+	"encoding/base64"
 	"fmt"
 	"maps"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,22 +51,30 @@ func (c parcaClient) start() string {
 
 func (c parcaClient) end() string { return c.of.last.Add(time.Second).UTC().Format(time.RFC3339Nano) }
 
-// parcaType is the profile type that Parca assigns to the recording. It starts with the name of the
-// instrumentation scope.
-const parcaType = "github_com_otelctx_otelctx_cmd_otelctx:samples:count:cpu:nanoseconds:delta"
+// parcaScope is the name of the instrumentation scope, with which Parca's profile types start.
+const parcaScope = "github_com_otelctx_otelctx_cmd_otelctx"
+
+// parcaType is the profile type that Parca assigns to a recording of CPU time.
+const parcaType = parcaScope + ":samples:count:cpu:nanoseconds:delta"
 
 // total returns the number of samples that have the given value of a label. Parca returns
 // nanoseconds, which total converts to samples.
 func (c parcaClient) total(t *testing.T, label, value string) int {
 	t.Helper()
+	return c.find(t, parcaType, fmt.Sprintf("{%s=%q}", label, value)) / int(c.of.period)
+}
+
+// find returns the total of all samples of a profile type that match a label selector.
+func (c parcaClient) find(t *testing.T, profileType, selector string) int {
+	t.Helper()
 	var answer struct {
-		Total int64 `json:",string"`
+		Total int `json:",string"`
 	}
 	c.ask(t, "query", url.Values{
 		"mode": {"MODE_MERGE"}, "reportType": {"REPORT_TYPE_FLAMEGRAPH_ARROW"},
-		"merge.query": {fmt.Sprintf("%s{%s=%q}", parcaType, label, value)}, "merge.start": {c.start()}, "merge.end": {c.end()},
+		"merge.query": {profileType + selector}, "merge.start": {c.start()}, "merge.end": {c.end()},
 	}, &answer)
-	return int(answer.Total / c.of.period)
+	return answer.Total
 }
 
 func (c parcaClient) labelValues(t *testing.T, name string) []string {
@@ -99,6 +109,50 @@ func TestParca(t *testing.T) {
 	}
 	assert.Equal(t, r.inSpans(), c.total(t, "endpoint", endpointName), "by endpoint")
 	assert.Empty(t, c.labelValues(t, "span_id"))
+}
+
+// TestParcaAllocations checks that Parca finds allocations and memory in use by service, endpoint and span name, beside the CPU time of
+// the same recording.
+func TestParcaAllocations(t *testing.T) {
+	needBackends(t)
+	address := startParca(t)
+	m := recordMemory(t, "http://"+address)
+	c := parcaClient{address, m.recording}
+	for kind, unit := range units {
+		for _, l := range m.questions(kind) {
+			selector := fmt.Sprintf("{service_name=%q}", serviceName)
+			if l != (label{}) {
+				selector = fmt.Sprintf("{%s=%q}", l.name, l.value)
+			}
+			assert.Equal(t, m.sums[kind][l], c.find(t, fmt.Sprintf("%s:%s:%s:space:bytes:delta", parcaScope, kind, unit), selector), "%s of %v", kind, l)
+		}
+	}
+	assert.Equal(t, m.sums[cpuSamples][label{}], c.total(t, "service_name", serviceName))
+}
+
+// TestParcaPprof checks that Parca accepts pprof files of allocations as docs/backends.md uploads them, and drops the labels of
+// their samples.
+func TestParcaPprof(t *testing.T) {
+	needBackends(t)
+	address := startParca(t)
+	r := recording{first: time.Now()}
+	files, sums := recordPprof(t)
+	r.last = time.Now()
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		require.NoError(t, err)
+		body := fmt.Sprintf(`{"series": [{"labels": {"labels": [{"name": "__name__", "value": "otelctx"}, {"name": "service_name", "value": "shop"}]},
+			"samples": [{"rawProfile": %q}]}]}`, base64.StdEncoding.EncodeToString(content))
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/api/profiles/writeraw", strings.NewReader(body))
+		require.NoError(t, err)
+		ask(t, request, new(struct{}))
+	}
+	c := parcaClient{address, r}
+	for kind, unit := range units {
+		assert.Positive(t, sums[kind][""], kind)
+		assert.Equal(t, sums[kind][""], c.find(t, fmt.Sprintf("otelctx:%s:%s:space:bytes:delta", kind, unit), `{service_name="shop"}`), kind)
+	}
+	assert.Empty(t, c.labelValues(t, "endpoint"))
 }
 
 // TestParcaWithIDs checks that Parca also finds samples by span and trace if the samples have the ids

@@ -5,6 +5,7 @@ package backends
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -15,7 +16,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -31,6 +34,10 @@ var pyroscope = server{
 		run(t, goCommand(source, "mod", "edit", "-replace", "github.com/grafana/pyroscope/api=github.com/grafana/pyroscope/api@v1.5.0"))
 	},
 }
+
+// withoutLabels is a configuration that drops the labels for traces and threads, which would exceed the number of series that Pyroscope
+// allows.
+var withoutLabels = filepath.Join("testdata", "pyroscope", "config.yaml")
 
 // pyroscopeClient queries a Pyroscope for the period of a recording.
 type pyroscopeClient struct {
@@ -81,23 +88,23 @@ func (n *numbers) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// find returns a flame graph of all samples that match a label selector.
-func (c pyroscopeClient) find(t *testing.T, selector string) (g flameGraph) {
+// find returns a flame graph of all samples of a profile type that match a label selector.
+func (c pyroscopeClient) find(t *testing.T, profileType, selector string) (g flameGraph) {
 	t.Helper()
-	c.ask(t, "SelectMergeStacktraces", map[string]any{"profileTypeID": pyroscopeType, "labelSelector": selector, "maxNodes": 1 << 20}, &g)
+	c.ask(t, "SelectMergeStacktraces", map[string]any{"profileTypeID": profileType, "labelSelector": selector, "maxNodes": 1 << 20}, &g)
 	return g
 }
 
 // total returns the number of samples that match a label selector.
 func (c pyroscopeClient) total(t *testing.T, selector string) int {
 	t.Helper()
-	return int(c.find(t, selector).Flamegraph.Total / c.of.period)
+	return int(c.find(t, pyroscopeType, selector).Flamegraph.Total / c.of.period)
 }
 
 // byFunction returns the number of matching samples for each innermost function.
 func (c pyroscopeClient) byFunction(t *testing.T, selector string) map[string]int {
 	t.Helper()
-	g := c.find(t, selector).Flamegraph
+	g := c.find(t, pyroscopeType, selector).Flamegraph
 	samples := map[string]int{}
 	for _, level := range g.Levels {
 		// A node has four numbers: its offset, its total, its own value, and the index of its name.
@@ -110,15 +117,20 @@ func (c pyroscopeClient) byFunction(t *testing.T, selector string) map[string]in
 	return samples
 }
 
-// span returns the number of samples of a span. It sends the same query as "Profiles for this span"
-// in Grafana.
+// span returns the number of samples of a span.
 func (c pyroscopeClient) span(t *testing.T, id string) int {
+	t.Helper()
+	return c.findSpan(t, pyroscopeType, id) / int(c.of.period)
+}
+
+// findSpan returns the total of a span. It sends the same query as "Profiles for this span" in Grafana.
+func (c pyroscopeClient) findSpan(t *testing.T, profileType, id string) int {
 	t.Helper()
 	var g flameGraph
 	c.ask(t, "SelectMergeSpanProfile", map[string]any{
-		"profileTypeID": pyroscopeType, "labelSelector": fmt.Sprintf("{service_name=%q}", serviceName), "spanSelector": []string{id},
+		"profileTypeID": profileType, "labelSelector": fmt.Sprintf("{service_name=%q}", serviceName), "spanSelector": []string{id},
 	}, &g)
-	return int(g.Flamegraph.Total / c.of.period)
+	return int(g.Flamegraph.Total)
 }
 
 // labelValues returns the values of a label in the service's profiles.
@@ -187,11 +199,73 @@ func TestPyroscope(t *testing.T) {
 	assert.Equal(t, slices.Sorted(maps.Keys(texts(r.byTrace(), traceText))), c.labelValues(t, "trace_id"))
 }
 
+// TestPyroscopeAllocations checks that Pyroscope finds allocations and memory in use by service, endpoint, span name and span,
+// beside the CPU time of the same recording.
+func TestPyroscopeAllocations(t *testing.T) {
+	needBackends(t)
+	address := startPyroscope(t, withoutLabels)
+	m := recordMemory(t, "http://"+address)
+	c := pyroscopeClient{address, m.recording}
+	var types struct{ ProfileTypes []struct{ ID string } }
+	c.ask(t, "ProfileTypes", map[string]any{}, &types)
+	found := []string{}
+	for _, one := range types.ProfileTypes {
+		found = append(found, one.ID)
+	}
+	want := []string{pyroscopeType}
+	for kind, unit := range units {
+		profileType := fmt.Sprintf("space:%s:%s:space:bytes", kind, unit)
+		want = append(want, profileType)
+		for _, l := range m.questions(kind) {
+			selector := fmt.Sprintf("{service_name=%q}", serviceName)
+			if l != (label{}) {
+				selector = fmt.Sprintf("{%s=%q}", l.name, l.value)
+			}
+			assert.EqualValues(t, m.sums[kind][l], c.find(t, profileType, selector).Flamegraph.Total, "%s of %v", kind, l)
+		}
+		for id, value := range top(texts(m.bySpan[kind], spanText)) {
+			assert.Equal(t, value, c.findSpan(t, profileType, id), "%s of span %s", kind, id)
+		}
+	}
+	assert.ElementsMatch(t, want, found)
+	assert.Equal(t, m.sums[cpuSamples][label{}], c.total(t, fmt.Sprintf("{service_name=%q}", serviceName)))
+}
+
+// TestPyroscopePprof checks that Pyroscope finds allocations and memory in use by endpoint in pprof files that docs/backends.md
+// uploads.
+func TestPyroscopePprof(t *testing.T) {
+	needBackends(t)
+	address := startPyroscope(t, withoutLabels)
+	r := recording{first: time.Now()}
+	files, sums := recordPprof(t)
+	r.last = time.Now()
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		require.NoError(t, err)
+		body := fmt.Sprintf(`{"series": [{"labels": [{"name": "__name__", "value": "memory"}, {"name": "service_name", "value": "shop"}, {"name": "__delta__", "value": "false"}],
+			"samples": [{"rawProfile": %q}]}]}`, base64.StdEncoding.EncodeToString(content))
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/push.v1.PusherService/Push", strings.NewReader(body))
+		require.NoError(t, err)
+		request.Header.Set("Content-Type", "application/json")
+		ask(t, request, new(struct{}))
+	}
+	c := pyroscopeClient{address, r}
+	for kind, unit := range units {
+		for endpoint, want := range sums[kind] {
+			selector := `{service_name="shop"}`
+			if endpoint != "" {
+				selector = fmt.Sprintf("{endpoint=%q}", endpoint)
+			}
+			assert.EqualValues(t, want, c.find(t, fmt.Sprintf("memory:%s:%s:space:bytes", kind, unit), selector).Flamegraph.Total, "%s of %s", kind, endpoint)
+		}
+	}
+}
+
 // TestPyroscopeWithoutLabels checks that Pyroscope finds samples by span even if its configuration
 // drops the labels for traces and threads.
 func TestPyroscopeWithoutLabels(t *testing.T) {
 	needBackends(t)
-	address := startPyroscope(t, filepath.Join("testdata", "pyroscope", "config.yaml"))
+	address := startPyroscope(t, withoutLabels)
 	r := record(t, "http://"+address, "")
 	c := pyroscopeClient{address, r}
 	assert.Equal(t, r.samples, c.total(t, fmt.Sprintf("{service_name=%q}", serviceName)), "by service")

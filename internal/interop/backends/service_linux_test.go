@@ -38,7 +38,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){roleService: service})
+	childproc.Main(m, map[string]func(*childproc.Parent){roleService: service, roleLeaking: leaking})
 }
 
 // service is the role of a service. It reads the endpoints for its spans from the first line. Then
