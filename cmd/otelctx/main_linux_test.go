@@ -39,8 +39,16 @@ const asCommandKey = "OTELCTX_TEST_AS_COMMAND"
 // noReadvKey is the environment variable that makes otelctx run without process_vm_readv.
 const noReadvKey = "OTELCTX_TEST_NO_READV"
 
-// supervisedKey is the environment variable that makes otelctx wait for the test's [childproc.Supervisor].
+// supervisedKey is the environment variable that makes otelctx wait for the test's [childproc.Supervisor]. Its value is
+// one of supervisedCalls.
 const supervisedKey = "OTELCTX_TEST_SUPERVISED"
+
+// supervisedCalls are the system calls before which otelctx waits.
+var supervisedCalls = map[string][]uint32{
+	"opens": {unix.SYS_OPENAT},
+	// These are those between which a recording of allocations changes the process.
+	"allocations": {unix.SYS_PROCESS_VM_READV, unix.SYS_PERF_EVENT_OPEN, unix.SYS_IOCTL, unix.SYS_CLOSE},
+}
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == shortLived {
@@ -52,9 +60,8 @@ func TestMain(m *testing.M) {
 				panic(err)
 			}
 		}
-		if os.Getenv(supervisedKey) != "" {
-			// These are the system calls between which a recording of allocations changes the process.
-			if err := childproc.Supervise(unix.SYS_PROCESS_VM_READV, unix.SYS_PERF_EVENT_OPEN, unix.SYS_IOCTL, unix.SYS_CLOSE); err != nil {
+		if calls := supervisedCalls[os.Getenv(supervisedKey)]; len(calls) > 0 {
+			if err := childproc.Supervise(calls...); err != nil {
 				panic(err)
 			}
 		}

@@ -4,14 +4,22 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // TestReasons checks that otelctx names the cause if the system keeps it from working, and leads to the right exit
@@ -67,4 +75,55 @@ func TestReasons(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestListIgnoresEnded checks that list, as an ordinary user, does not report one of root's processes that ends while it
+// lists. In a PID namespace of their own, the shell is process 1 and reaps process 2, which ends when otelctx, which may not
+// read it, asks for its name.
+func TestListIgnoresEnded(t *testing.T) {
+	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
+		t.Skip("needs root, and setpriv")
+	}
+	if out, err := exec.Command("unshare", "-pf", "--mount-proc", "true").CombinedOutput(); err != nil {
+		t.Skipf("no namespaces: %s", out)
+	}
+	s := childproc.NewSupervisor(t)
+	cmd := exec.Command("unshare", "-pf", "--mount-proc", "sh", "-c", `sleep 1000 & setpriv --reuid=65534 --regid=65534 --clear-groups "$0" list`,
+		programs.Public(t, "/proc/self/exe", "otelctx"))
+	cmd.ExtraFiles = []*os.File{s.Socket}
+	cmd.Env = []string{supervisedKey + "=opens"}
+	r := startCommand(t, cmd)
+	asked := false
+	require.NoError(t, s.Run(func(call childproc.Call) {
+		name := "/proc/2/comm\x00"
+		path := make([]byte, len(name))
+		if _, err := remotemem.Of(call.TID).ReadAt(path, int64(call.Args[1])); err != nil || string(path) != name || asked {
+			return
+		}
+		asked = true
+		sleeping := childOf(t, childOf(t, r.cmd.Process.Pid, "sh"), "sleep")
+		require.NoError(t, syscall.Kill(sleeping, syscall.SIGKILL))
+		assert.Eventually(t, func() bool { return errors.Is(syscall.Kill(sleeping, 0), syscall.ESRCH) }, testenv.Patience, tick)
+	}))
+	got := r.wait(t)
+	assert.True(t, asked)
+	assert.Equal(t, exitOK, got.code)
+	assert.Contains(t, got.stderr, "not permitted to read process 1 (sh): ")
+	assert.Equal(t, 1, strings.Count(got.stderr, "not permitted"), got.stderr)
+}
+
+// childOf returns the id of the child of a process that runs this program.
+func childOf(t *testing.T, pid int, program string) (child int) {
+	t.Helper()
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	require.NoError(t, err)
+	for field := range strings.FieldsSeq(string(children)) {
+		comm, err := os.ReadFile("/proc/" + field + "/comm")
+		if err == nil && strings.TrimSpace(string(comm)) == program {
+			child, err = strconv.Atoi(field)
+			require.NoError(t, err)
+		}
+	}
+	require.NotZero(t, child, "no child runs %s", program)
+	return child
 }

@@ -223,7 +223,7 @@ func attack(t *testing.T, match func(*attacked, childproc.Call) bool) *attacked 
 	s := childproc.NewSupervisor(t)
 	cmd := exec.Command(executable(t), "record", "--alloc", "--duration=0", "--json", pidOf(c))
 	cmd.ExtraFiles = []*os.File{s.Socket}
-	cmd.Env = []string{supervisedKey + "=1"}
+	cmd.Env = []string{supervisedKey + "=allocations"}
 	a.running = startCommand(t, cmd)
 	var once sync.Once
 	go func() {

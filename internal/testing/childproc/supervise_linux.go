@@ -38,6 +38,7 @@ func Supervise(calls ...uint32) error {
 
 // Call is a system call that a supervised process is about to make.
 type Call struct {
+	TID    int // the thread that makes the call
 	Number int
 	Args   [6]uint64
 }
@@ -120,7 +121,7 @@ func (s *Supervisor) Run(before func(Call)) error {
 		} else if err != nil {
 			return fmt.Errorf("ioctl SECCOMP_IOCTL_NOTIF_RECV: %w", err)
 		}
-		before(Call{int(call.number), call.args})
+		before(Call{int(call.pid), int(call.number), call.args})
 		answer := response{id: call.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
 		if err := listen(listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&answer)); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("ioctl SECCOMP_IOCTL_NOTIF_SEND: %w", err)
