@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -129,12 +130,15 @@ func TestRecordCommandPassesOn(t *testing.T) {
 	got := otelctx(t, "record", "--json", "--", "sh", "-c", `echo "$0 $*"; exit 7`, "-x", "--json", "--", "a b")
 	assert.Equal(t, 7, got.code, got.stderr)
 	assert.True(t, strings.HasPrefix(got.stdout, "-x --json -- a b\n{"), got.stdout)
-	got = otelctx(t, "record", "-d", "0.01", "--", "sh", "-c", `sleep 0.1; exit 7`)
-	assert.Regexp(t, `otelctx: the recording has ended, but process \d+ runs on: waiting for it\n`, got.stderr)
-	assert.Equal(t, 7, got.code, "it continues when the recording has ended")
 
 	dir := t.TempDir()
-	r := start(t, "record", "--json", "--", "sh", "-c", `trap 'exit 9' TERM; echo >$0/ready; while :; do sleep 0.01; done`, dir)
+	r := start(t, "record", "-d", "0.01", "--", "sh", "-c", `while [ ! -e $0/end ]; do sleep 0.01; done; exit 7`, dir)
+	runsOn := regexp.MustCompile(`otelctx: the recording has ended, but process \d+ runs on: waiting for it\n`)
+	require.Eventually(t, func() bool { return runsOn.MatchString(r.stderr.String()) }, testenv.Patience, tick, r.stderr)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "end"), nil, 0o600))
+	assert.Equal(t, 7, r.wait(t).code, "it continues when the recording has ended")
+
+	r = start(t, "record", "--json", "--", "sh", "-c", `trap 'exit 9' TERM; echo >$0/ready; while :; do sleep 0.01; done`, dir)
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(filepath.Join(dir, "ready"))
 		return err == nil
