@@ -76,7 +76,8 @@ bench: ## Run the benchmarks, or for minutes one of WHAT=service, span, soak or 
 	span) $(GO) test -run '^$$' -bench '^BenchmarkSpan$$' -benchtime 60000x -count $${ROUNDS:-10} -timeout 0 . | tee /dev/stderr | \
 		$(GO) run ./results -bench >results/bench.csv && $(GO) run ./results ;; \
 	soak) $(GO) test ./soak -count 1 -v -run "^TestSoak$$" -soak $${SOAK_TIME:-10m} -csv ../results/soak.csv -timeout 0 && $(GO) run ./results ;; \
-	recorder) unshare --pid --fork --mount-proc --kill-child $(GO) test ./recorder -count 1 -v -measure -timeout 0 ;; \
+	recorder) unshare --pid --fork --mount-proc --kill-child $(GO) test ./recorder -count 1 -v -run '$(value ONLY)' -measure \
+		-csv ../results/allocations.csv -timeout 0 && $(GO) run ./results ;; \
 	*) exit 1 ;; esac
 
 .PHONY: scoreboard

@@ -36,7 +36,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){busyservice.Role: busyservice.Run, waitingRole: serveWaiting})
+	childproc.Main(m, map[string]func(*childproc.Parent){busyservice.Role: busyservice.Run, waitingRole: serveWaiting, allocatingRole: serveAllocating})
 }
 
 // need skips a test unless -measure is set.

@@ -49,6 +49,12 @@ var sections = []section{
 	{"before", "Before and after", "What otelctx cost a small service while its tables were on the Go heap, and what it costs now, from the two sections below.", renderBefore},
 	{"service", "A real HTTP service", "An otelhttp server and client with six spans per request, each configuration in turns with its baseline.", nil},
 	{"collection", "A garbage collection", "Forced collections in an idle process with one P, in turns with the same process without a span processor.", nil},
+	{
+		"allocations", "Recording allocations", "What it costs an HTTP service to sample its allocations, and to be recorded by `otelctx record --alloc`: " +
+			"bursts of 400 requests in turns to two processes, the candidate and its baseline. The service has GOGC=100, a live heap of 32 MiB and three spans per " +
+			"request. A row with the same candidate and baseline shows the noise. `otelctx` columns are its own CPU time, and for each recording that of its start and end.",
+		nil,
+	},
 	{"exectrace", "Ids of spans in execution traces", "Package exectrace, as a multiple of the same spans without it: while no execution trace is recorded, and while one is.", nil},
 	{"collector", "Three recorders", "`otelctx record`, the Collector receiver of this project and upstream's receiver at the same process.", nil},
 	{"equalstacks", "Equal stacks", "Spans whose stacks are equal, one after the other on the same thread.", nil},
