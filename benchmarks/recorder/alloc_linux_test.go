@@ -37,7 +37,7 @@ import (
 
 var (
 	csvFile = flag.String("csv", "", "CSV file for the results of TestAllocations")
-	pairs   = flag.Int("pairs", 200, "how many pairs of bursts TestAllocations compares at the default rate; at the high rate, a quarter")
+	pairs   = flag.Int("pairs", 120, "how many pairs of bursts each comparison of TestAllocations has")
 )
 
 // defaultRate is Go's own runtime.MemProfileRate. At highRate, samples cost 16 times as much, so that the noise hides less.
@@ -85,7 +85,7 @@ func serveAllocating(parent *childproc.Parent) {
 		for i, f := range found {
 			items = append(items, item{"item " + strconv.Itoa(i), len(f), []string{"red", "blue"}})
 		}
-		if json.NewEncoder(w).Encode(items) != nil {
+		if err := json.NewEncoder(w).Encode(items); err != nil {
 			return // The client has disconnected.
 		}
 	})
@@ -199,42 +199,48 @@ func (s sampling) String() string {
 
 // comparison collects what TestAllocations measures of a candidate and its baseline.
 type comparison struct {
-	// ratios and differences compare the service's CPU time per burst, for both roles of the two services.
-	ratios, differences [2][]float64
+	// differences has the service's CPU time for a burst as the candidate, minus that of the baseline, for both roles of
+	// the two processes.
+	differences [2][]time.Duration
 	// baseline is the CPU time of all bursts with the baseline. The other fields are about the candidate.
 	baseline, wall time.Duration
 	allocated      allocated
-	// recording is the CPU time of otelctx during the bursts, and beside that from its start and end.
-	recording, beside time.Duration
+	// recording is the CPU time of otelctx from start to end, recordingWall how long that took, and recorded the number of
+	// samples.
+	recording, recordingWall time.Duration
+	recorded                 float64
 }
+
+// turns is how many times two processes exchange their roles, including the first time.
+const turns = 4
 
 // TestAllocations measures the service's CPU time for the sampling of its allocations and for recording them, and the CPU
 // time of otelctx.
 //
-// Bursts of requests go in turns to two processes of the same service, the candidate and its baseline. After half of the
-// time they exchange their roles, because one process may be faster than another one of the same program. So each value
-// is the mean of two pairs of bursts. The first row compares the baseline with itself, and so has the noise.
+// Bursts of requests go in turns to two processes of the same service, the candidate and its baseline. The two exchange their
+// roles now and then, because one process may be faster than another one of the same program. Each value is the mean of two
+// pairs of bursts, one for each role. The first row compares the baseline with itself, and so shows the noise.
 func TestAllocations(t *testing.T) {
 	need(t)
 	exe := build(t)
 	rows := [][]string{{
 		"rate", "candidate", "baseline", "pairs", "MB/s", "samples/s", "baseline µs/request", "x-base [quartiles]", "µs/sample [quartiles]", "% of a core",
-		"otelctx µs/sample", "otelctx % of a core", "otelctx start and end",
+		"otelctx CPU", "otelctx µs/sample",
 	}}
-	measure := func(baseline, candidate sampling, pairs int) {
-		c := compare(t, exe, baseline, candidate, pairs/2)
-		rows = append(rows, append([]string{fmt.Sprint(candidate.rate>>10, " KiB"), candidate.String(), baseline.String()}, c.cells()...))
+	fewer := map[string]*comparison{}
+	measure := func(baseline, candidate sampling) {
+		c := compare(t, exe, baseline, candidate, max(*pairs/turns, 1))
+		what := []string{candidate.String(), baseline.String()}
+		rows = append(rows, slices.Concat([]string{fmt.Sprint(candidate.rate>>10, " KiB")}, what, c.cells(fewer[fmt.Sprint(what)])))
+		fewer[fmt.Sprint(what)] = c
 		t.Log(rows[len(rows)-1])
 	}
 	for _, rate := range []int{defaultRate, highRate} {
-		n, sampled := *pairs, sampling{rate, nil}
-		if rate == highRate {
-			n = max(n/4, 2)
-		}
-		measure(sampled, sampled, n)
-		measure(sampling{}, sampled, n)
+		sampled := sampling{rate, nil}
+		measure(sampled, sampled)
+		measure(sampling{}, sampled)
 		for _, args := range [][]string{{"--alloc"}, {"--alloc", "--live"}, {"--alloc", "--cpu"}} {
-			measure(sampled, sampling{rate, args}, n)
+			measure(sampled, sampling{rate, args})
 		}
 	}
 	if *csvFile != "" {
@@ -242,50 +248,47 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// compare sends pairs of bursts to two services, and again with their roles exchanged.
+// compare sends pairs of bursts to two services in each turn.
 func compare(t *testing.T, exe string, baseline, candidate sampling, pairs int) *comparison {
 	t.Helper()
 	c := new(comparison)
 	services := [2]*allocating{startAllocating(t), startAllocating(t)}
-	for role, service := range services {
-		other := services[1-role]
+	for turn := range turns {
+		role := turn % len(services)
+		service, other := services[role], services[1-role]
 		var r *tool
+		started := time.Now()
 		if candidate.record != nil {
 			r = otelctx(t, exe, append(candidate.record, strconv.Itoa(service.PID()))...)
 			time.Sleep(beginning)
 		}
 		_, _ = other.burst(baseline.rate) // to warm up
 		allocated := func() allocated {
-			_ = other.allocated() // Otherwise the services would differ in what they do.
+			_ = other.allocated() // Otherwise the processes would differ in what they do.
 			return service.allocated()
 		}
 		before := allocated()
 		_, _ = service.burst(candidate.rate)
 		began := allocated()
-		var used time.Duration
-		if r != nil {
-			used = r.used()
-		}
 		for i := range pairs {
-			var base, wall, cpu time.Duration
+			var base time.Duration
 			if i%2 == 0 {
 				_, base = other.burst(baseline.rate)
 			}
-			wall, cpu = service.burst(candidate.rate)
+			wall, cpu := service.burst(candidate.rate)
 			if i%2 != 0 {
 				_, base = other.burst(baseline.rate)
 			}
 			c.baseline, c.wall = c.baseline+base, c.wall+wall
-			c.ratios[role] = append(c.ratios[role], cpu.Seconds()/base.Seconds())
-			c.differences[role] = append(c.differences[role], float64((cpu-base).Nanoseconds())/1e3)
+			c.differences[role] = append(c.differences[role], cpu-base)
 		}
 		ended := allocated()
 		c.allocated.Bytes += ended.Bytes - began.Bytes
 		c.allocated.Samples += ended.Samples - began.Samples
 		if r != nil {
-			during := r.used() - used
-			c.recording += during
-			c.beside += r.end() - during
+			c.recording += r.end()
+			c.recordingWall += time.Since(started)
+			c.recorded += ended.Samples - before.Samples
 			const percent = 0.01
 			require.InEpsilon(t, ended.Samples-before.Samples, r.allocations(), percent, r.stderr.String())
 		}
@@ -312,41 +315,35 @@ func (r *tool) allocations() int {
 	return document.Samples + document.Lost
 }
 
-// cells returns the columns from "pairs".
-func (c *comparison) cells() []string {
-	bursts := float64(len(c.ratios[0]) + len(c.ratios[1]))
-	samples, perSecond := c.allocated.Samples/bursts, c.allocated.Samples/c.wall.Seconds()
-	ratio, cost := spreadOf(c.ratios, 1), spreadOf(c.differences, samples)
+// cells returns the columns from "pairs". fewer is the same comparison with a lower rate of samples, or nil. The recordings of
+// both are equally long, so that they differ in what otelctx does for the samples.
+func (c *comparison) cells(fewer *comparison) []string {
+	values := make([]float64, len(c.differences[0])) // in µs
+	for i := range values {
+		values[i] = float64((c.differences[0][i] + c.differences[1][i]).Nanoseconds()) / 2 / 1e3
+	}
+	slices.Sort(values)
+	// quartiles formats the median and the quartiles.
+	quartiles := func(format string, of func(value float64) float64) string {
+		n := len(values)
+		return fmt.Sprintf(strings.ReplaceAll("# [# #]", "#", format), of(values[n/2]), of(values[n/4]), of(values[n*3/4]))
+	}
+	bursts := float64(2 * len(values))
+	base, samples, perSecond := float64(c.baseline.Microseconds())/bursts, c.allocated.Samples/bursts, c.allocated.Samples/c.wall.Seconds()
+	// share formats the share of a processor that samples take.
+	share := func(perSample float64) string { return fmt.Sprintf("%.2f", 100*perSample*perSecond/1e6) }
 	cells := []string{
 		fmt.Sprint(bursts), fmt.Sprintf("%.0f", c.allocated.Bytes/c.wall.Seconds()/1e6), fmt.Sprintf("%.0f", perSecond),
-		fmt.Sprintf("%.0f", float64(c.baseline.Microseconds())/bursts/burstRequests),
-		ratio.format(3), cost.format(1), percentOfCore(cost.median, perSecond),
+		fmt.Sprintf("%.0f", base/burstRequests),
+		quartiles("%.3f", func(value float64) float64 { return 1 + value/base }),
+		quartiles("%.1f", func(value float64) float64 { return value / samples }), share(values[len(values)/2] / samples),
 	}
 	if c.recording == 0 {
-		return append(cells, "", "", "")
+		return append(cells, "", "")
 	}
-	recording := float64(c.recording.Microseconds()) / c.allocated.Samples
-	return append(cells, fmt.Sprintf("%.1f", recording), percentOfCore(recording, perSecond), fmt.Sprintf("%.2f s", c.beside.Seconds()/float64(len(c.ratios))))
-}
-
-// percentOfCore formats the share of a processor that events take.
-func percentOfCore(microseconds, perSecond float64) string {
-	return fmt.Sprintf("%.2f", 100*microseconds*perSecond/1e6)
-}
-
-// spread is the median and the quartiles of some values.
-type spread struct{ median, low, high float64 }
-
-// spreadOf returns the spread of values in a unit. Each is the mean of two values, one of each role.
-func spreadOf(values [2][]float64, unit float64) spread {
-	means := make([]float64, len(values[0]))
-	for i := range means {
-		means[i] = (values[0][i] + values[1][i]) / 2 / unit
+	cells = append(cells, fmt.Sprintf("%.2f s in %.0f s, %.0f samples", c.recording.Seconds()/turns, c.recordingWall.Seconds()/turns, c.recorded/turns), "")
+	if fewer != nil {
+		cells[len(cells)-1] = fmt.Sprintf("%.1f", float64((c.recording-fewer.recording).Microseconds())/(c.recorded-fewer.recorded))
 	}
-	slices.Sort(means)
-	return spread{means[len(means)/2], means[len(means)/4], means[len(means)*3/4]}
-}
-
-func (s spread) format(digits int) string {
-	return fmt.Sprintf("%.*f [%.*f %.*f]", digits, s.median, digits, s.low, digits, s.high)
+	return cells
 }

@@ -52,7 +52,8 @@ var sections = []section{
 	{
 		"allocations", "Recording allocations", "What it costs an HTTP service to sample its allocations, and to be recorded by `otelctx record --alloc`: " +
 			"bursts of 400 requests in turns to two processes, the candidate and its baseline. The service has GOGC=100, a live heap of 32 MiB and three spans per " +
-			"request. A row with the same candidate and baseline shows the noise. `otelctx` columns are its own CPU time, and for each recording that of its start and end.",
+			"request. A row with the same candidate and baseline shows the noise. `otelctx CPU` is the CPU time of a recording from start to end, which is mostly for " +
+			"function names and the file; `otelctx µs/sample` is how much more it takes for each further sample.",
 		nil,
 	},
 	{"exectrace", "Ids of spans in execution traces", "Package exectrace, as a multiple of the same spans without it: while no execution trace is recorded, and while one is.", nil},
