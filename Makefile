@@ -91,5 +91,5 @@ interop: build ## Test with real counterparts: WHAT=collector, backends, nocode 
 	.ci/interop $(WHAT)
 
 .PHONY: kernels
-kernels: ## Run the tests on Debian's kernels, emulated. KERNELS= has arguments of .ci/kernels.
+kernels: ## Run the tests on kernels of Debian and Ubuntu, emulated. KERNELS= has arguments of .ci/kernels.
 	.ci/kernels $(KERNELS)

@@ -61,7 +61,7 @@ var sections = []section{
 	{"equalstacks", "Equal stacks", "Spans whose stacks are equal, one after the other on the same thread.", nil},
 	{"other", "Publishing and reading", "", nil},
 	{"soak", "Soak", "A service with everything published, while readers come, go, are stopped and killed, and its resource changes every second.", nil},
-	{"kernels", "Kernels", "`make kernels` runs the tests on Debian's kernels in virtual machines.", nil},
+	{"kernels", "Kernels", "`make kernels` runs the tests on kernels of Debian and Ubuntu in virtual machines.", nil},
 }
 
 // table is the content of a CSV file.
