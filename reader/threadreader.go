@@ -604,12 +604,23 @@ func (r *threadReader) addCell(s *ThreadSpan) (settled bool) {
 	if r.view.spans == nil || r.view.record.Ref == 0 {
 		return true
 	}
-	cell, state := r.cellOf(binary.NativeEndian.Uint64(r.record[r.view.record.Ref:]))
-	if state == live || state == ended { // an ended span is accepted, because it may have ended after the record was read
+	ref := binary.NativeEndian.Uint64(r.record[r.view.record.Ref:])
+	if ref == 0 {
+		return true
+	}
+	cell, state := r.cellOf(ref)
+	switch state {
+	case live, ended: // an ended span is accepted, because it may have ended after the record was read
 		span := r.view.spans.decode(cell)
 		s.complete(&ThreadSpan{LocalRootSpanID: span.LocalRootSpanID, names: span.names})
+	case unread:
+		return false
+	default:
+		// The process has published again since the view was read: the span is in another table, and the numbers of its names
+		// and attributes have another meaning.
+		s.names, s.encoded = spanNames{}, nil
 	}
-	return state != unread
+	return true
 }
 
 const (

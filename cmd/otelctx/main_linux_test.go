@@ -82,6 +82,7 @@ func TestMain(m *testing.M) {
 		roleFuture:       futureRole,
 		roleAllocating:   allocatingRole,
 		roleServer:       serverRole,
+		roleReloading:    reloadingRole,
 		busyservice.Role: busyservice.Run,
 	})
 }

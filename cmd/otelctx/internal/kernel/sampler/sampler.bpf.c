@@ -800,6 +800,14 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 	give(e, r->trace_id[0], r->trace_id[1], r->span_id, GOROUTINE_RECORD);
 	e->h.trace_flags = r->trace_flags;
 	e->h.proven = true;
+	// A slot with the same span has already led to the cell. The span may be ending.
+	if (!only && l->has & HAS_SPANS && l->has & HAS_REF && read_user(&ref, sizeof(ref), labels + l->ref_offset) && ref) {
+		// If the process has published again since the layout was read, the span is in another table, and
+		// the numbers of its names and attributes have another meaning.
+		if (read_cell(ref, w->place) == GONE)
+			return;
+		give_root(w, &l->spans);
+	}
 	// The names in a cell are at least as new.
 	if (l->has & HAS_NAMES && !e->h.names[0] && !e->h.names[1])
 		read_user(e->h.names, sizeof(e->h.names), labels + l->names_offset);
@@ -807,10 +815,6 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 	BOUND(size, MAX_ATTRIBUTES);
 	if (size)
 		e->h.attrs_size = read_user(room(e), size, at + RECORD_SIZE) ? size : 0;
-	// A slot with the same span has already led to the cell. The span may be ending.
-	if (!only && l->has & HAS_SPANS && l->has & HAS_REF && read_user(&ref, sizeof(ref), labels + l->ref_offset) &&
-	    read_cell(ref, w->place) != GONE)
-		give_root(w, &l->spans);
 }
 
 // give_labels stores the labels of the goroutine that the thread runs. Package
