@@ -497,18 +497,28 @@ func TestRecordAllocRefuses(t *testing.T) {
 			assert.Equal(t, test.code, got.code, got.stderr)
 		})
 	}
-	got := runCommand(t, func() *exec.Cmd {
+	asNobody := func(args []string, capabilities ...uintptr) result {
 		binary, err := os.Open(executable(t))
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = binary.Close() })
-		cmd := exec.Command("/proc/self/fd/3", "record", "--alloc", "--", "true")
+		cmd := exec.Command("/proc/self/fd/3", append([]string{"record", "--alloc"}, args...)...)
 		cmd.ExtraFiles = []*os.File{binary}
-		childproc.AsNobody(cmd, unix.CAP_BPF, unix.CAP_PERFMON)
-		return cmd
-	}())
+		childproc.AsNobody(cmd, capabilities...)
+		return runCommand(t, cmd)
+	}
+	got := asNobody([]string{"--", "true"}, unix.CAP_BPF, unix.CAP_PERFMON)
 	assert.Contains(t, got.stderr, "without CAP_SYS_ADMIN")
 	assert.Contains(t, got.stderr, "Run it as root")
 	assert.Equal(t, exitNotPermitted, got.code)
+
+	content, err := os.ReadFile(exe)
+	require.NoError(t, err)
+	private := filepath.Join(t.TempDir(), "private")
+	programs.Write(t, private, content)
+	require.NoError(t, os.Chmod(private, 0o700))
+	got = asNobody([]string{pidOf(startAllocator(t, private, sampledRate).Child)}, unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE)
+	assert.Contains(t, got.stderr, "its executable cannot be read")
+	assert.Equal(t, exitOther, got.code)
 }
 
 // TestRecordAllocKilled checks that the service lives on, with its own code, after the recorder has been killed, and

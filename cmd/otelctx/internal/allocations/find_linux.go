@@ -41,7 +41,7 @@ func Find(pid int, live bool) (_ *Sites, err error) {
 	}
 	file, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("its executable cannot be read: %w", err)
 	}
 	defer func() { _ = file.Close() }()
 	sites := &Sites{handle, map[Function]uint64{}}
