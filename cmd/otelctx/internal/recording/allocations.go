@@ -26,6 +26,8 @@ var (
 	errRateZero = errors.New(`runtime.MemProfileRate is 0, so the Go runtime samples none: add import _ "github.com/otelctx/otelctx/spanctx/allocs"` +
 		", or, if otelctx was added without code, start it with OTELCTX_ALLOCATION_SAMPLING=true")
 	errNoRate = errors.New("it does not publish where its runtime.MemProfileRate is, as services with spanctx of this version do")
+	// errNoRateYet is errNoRate for programs that may have published it later.
+	errNoRateYet = fmt.Errorf("%w, or it ended too soon after it did", errNoRate)
 )
 
 // Allocated is what the processes of a recording have allocated.
@@ -67,6 +69,9 @@ func (s *scanner) findSites(t *target) error {
 	}
 	if err == nil || errors.Is(err, reader.ErrNotPermitted) {
 		return err
+	}
+	if s.config.Children && errors.Is(err, errNoRate) {
+		err = errNoRateYet
 	}
 	err = fmt.Errorf("pid %d: %w: %w", t.image.PID, ErrNoAllocations, err)
 	s.unsampled.Store(&err)
@@ -140,14 +145,20 @@ func rateAddress(layout *reader.ThreadLayout) (uint64, bool) {
 }
 
 // withoutAllocator returns a stack without its innermost functions of the Go runtime, as heap profiles of runtime/pprof
-// have it. A stack of nothing else stays as it is.
+// have it. A stack of nothing else lacks only those that allocate for the others.
 func withoutAllocator(stack []*symbols.Location) []*symbols.Location {
-	i := slices.IndexFunc(stack, func(l *symbols.Location) bool {
-		if len(l.Lines) == 0 {
-			return true
-		}
-		outermost := l.Lines[len(l.Lines)-1].Function
-		return !strings.HasPrefix(outermost, "runtime.") && !strings.HasPrefix(outermost, "internal/runtime/")
-	})
+	i := slices.IndexFunc(stack, func(l *symbols.Location) bool { return !isFunction(l, "runtime.", "internal/runtime/") })
+	if i < 0 {
+		i = slices.IndexFunc(stack, func(l *symbols.Location) bool {
+			return !isFunction(l, "runtime.mProf_Malloc", "runtime.profilealloc", "runtime.mallocgc")
+		})
+	}
 	return stack[max(i, 0):]
+}
+
+// isFunction reports whether the name of a location's function, into which others may be inlined, begins with one of the prefixes.
+func isFunction(l *symbols.Location, prefixes ...string) bool {
+	return len(l.Lines) > 0 && slices.ContainsFunc(prefixes, func(prefix string) bool {
+		return strings.HasPrefix(l.Lines[len(l.Lines)-1].Function, prefix)
+	})
 }
