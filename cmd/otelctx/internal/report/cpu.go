@@ -54,11 +54,15 @@ func (r *Recording) cpuText(l display.Layout, t *Tables) []byte {
 	if r.PID != 0 && len(s.Processes) > 0 {
 		subject += ", " + serviceText(s.Processes[0].Service, s.Processes[0].Source)
 	}
+	lost := []string{"  Lost", display.Seconds(r.cpu(s.Lost)), display.Digits(s.Lost) + " samples"}
+	if r.Alloc != nil { // It is not known which of them are of CPU time.
+		lost = []string{"  Lost", "-", display.Digits(s.Lost) + " samples, with those of allocations"}
+	}
 	fmt.Fprintf(&s.out, "Recorded %s for %v at %d Hz\n", l.Styled(display.Bold, subject), s.End.Sub(s.Start).Round(10*time.Millisecond), r.Frequency)
 	s.out.Write(l.Table(make([]display.Column, 3), [][]string{
 		{"  CPU time", display.Seconds(r.cpu(s.Samples)), display.Digits(s.Samples) + " samples"},
 		{"  In spans", display.Seconds(r.cpu(s.Attributed)), display.Share(s.Attributed, s.Samples)},
-		{"  Lost", display.Seconds(r.cpu(s.Lost)), display.Digits(s.Lost) + " samples"},
+		lost,
 	}))
 	header := s.out.Len()
 	group := t.Group.Kind

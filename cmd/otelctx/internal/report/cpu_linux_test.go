@@ -54,6 +54,14 @@ func write(t *testing.T, w io.Writer, r *recording.Result, tables Tables, group 
 	require.NoError(t, (&Recording{CPU: r, Frequency: 100, Subject: "every process that publishes"}).WriteText(w, &tables))
 }
 
+// TestLostWithAllocations checks that lost samples are not taken for CPU time if some may be of allocations.
+func TestLostWithAllocations(t *testing.T) {
+	r := &recording.Result{Lost: 7, Allocated: &recording.Allocated{}}
+	var out bytes.Buffer
+	require.NoError(t, (&Recording{CPU: r, Alloc: r, Frequency: 100}).WriteText(&out, &Tables{}))
+	assert.Contains(t, out.String(), "  Lost      -       7 samples, with those of allocations\n")
+}
+
 func TestSummary(t *testing.T) {
 	const head = "Recorded every process that publishes for 10s at 100 Hz\n" +
 		"  CPU time  10.000s  1,000 samples\n  In spans  7.000s   70.0%\n  Lost      0.000s   0 samples\n"

@@ -23,7 +23,7 @@ type Document struct {
 	// Frequency is the number of samples per second of CPU time.
 	Frequency int `json:"frequency"`
 	// Samples counts all samples, Attributed those with a span, and Unproven those whose span may be wrong.
-	// Lost counts samples that were taken but not read in time.
+	// Lost counts samples that were taken but not read in time; with --alloc, those of allocations too.
 	Samples    uint64 `json:"samples"`
 	Attributed uint64 `json:"attributed"`
 	Unproven   uint64 `json:"unproven"`
