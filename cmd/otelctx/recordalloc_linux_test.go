@@ -243,6 +243,7 @@ func assertAllocated(t *testing.T, p *pprof.Profile, d *report.AllocDocument) {
 	for _, s := range p.Sample {
 		objects += float64(s.Value[0])
 		bytes += float64(s.Value[1])
+		require.NotEmpty(t, s.Location[0].Line, "a function has no name")
 		leaf := s.Location[0].Line[len(s.Location[0].Line)-1].Function.Name
 		assert.False(t, strings.HasPrefix(leaf, "runtime.malloc"), leaf)
 		if endpoint, ok := owner[leaf]; ok {
