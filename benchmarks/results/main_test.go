@@ -32,6 +32,7 @@ default,lost,"missing, and wrong",shown,record,10,4,4,2,4,0
 default,lost,"missing, and wrong",shown,goroutine profile,10,10,0,0,10,0
 default,outside,after it,nothing,record,5,4,0,1,0,1
 default,outside,after it,nothing,goroutine profile,5,5,0,0,0,0
+all,good,all is well,shown,record,10,10,0,0,10,0
 `,
 		"other.csv": "# machine: a slow one\n# date: 2026-11-24\nbenchmark,ns/op\nSpan,420\n",
 		"bench.csv": `# date: 2026-11-24
@@ -67,7 +68,8 @@ gogc,processor,x-base,x-high,x-low,gcs/kop
 		"Patterns with a fault outside the goroutine profile: 2 of 3.",
 		"| lost | missing, and wrong | shown | 10: 4 none, **2 wrong** |  |\n",
 		"| outside | after it | nothing | 5: 0 none, **1 wrong** |  |\n",
-		"| Span | 420 |\n",
+		"| all | record | 1 | 1 | 0 | 10 | 100.00 % | 100.00 % | - |\n",
+		"| --- | --: |\n| Span | 420 |\n",
 		"| default: thread slots, goroutine table, goroutine record and names | 1.56 | 1.59 | 1 | 320 |\n",
 		"| service | 1.29 | 1.04 [1.01 1.06] | 1.05 |\n",
 		"| collections | 1.50 | 1.05 | 1.00 |\n",
@@ -76,6 +78,7 @@ gogc,processor,x-base,x-high,x-low,gcs/kop
 		assert.Contains(t, string(got), line)
 	}
 	assert.NotContains(t, string(got), "| good |")
+	assert.NotContains(t, string(got), "| all | goroutine profile |", "it was not measured")
 	for text, want := range map[string]string{
 		"# date: 2026-11-25\n# machine: one\na,b\nc\n": "scoreboard.csv: ",
 		"# date: 2026-11-25\na,b\nc,d\n":               `no line "# machine: "`,
@@ -93,8 +96,9 @@ func TestConvert(t *testing.T) {
 cpu: Fast CPU
 BenchmarkService/gogc=100/processor=noop-N  	 60	 152788 ns/op	 1.004 x-base	 38319 B/op
 BenchmarkService/gogc=100/processor=names-N  	 60	 999600 ns/op	 1.1 x-base	 40178 B/op	 0 gcs/kop
-BenchmarkService/gogc=100/processor=names-N  	 60	 1199520 ns/op	 1.1 x-base	 40178 B/op	 0 gcs/kop
-BenchmarkService/gogc=100/processor=names-N  	 60	 1000000 ns/op	 1.2 x-base	 40178 B/op	 0 gcs/kop
+BenchmarkService/gogc=100/processor=names-N  	 60	 1099560 ns/op	 1.1 x-base	 40178 B/op	 0 gcs/kop
+BenchmarkService/gogc=100/processor=names-N  	 60	 899640 ns/op	 1.2 x-base	 40178 B/op	 0 gcs/kop
+BenchmarkService has no figures here
 PASS
 `, "-N", suffix)), time.Date(2026, 11, 25, 1, 2, 3, 0, time.UTC), "Linux 6.18"))
 	comments, rows, _ := strings.Cut(written.String(), "gogc,")
@@ -106,6 +110,9 @@ PASS
 100,noop,153 µs,1.00,38319,
 100,names,1.00 ms ± 10 %,1.10 ± 5 %,40178,0
 `, rows)
+	written.Reset()
+	require.NoError(t, convert(&written, strings.NewReader("BenchmarkRead/threads=1 60 1 ns/op\nBenchmarkRead/threads=1 50 1 ns/op\n"), time.Time{}, ""))
+	assert.Contains(t, written.String(), "# by: go -C benchmarks test -bench BenchmarkRead -count 2\nthreads,ns/op\n")
 	assert.Error(t, convert(io.Discard, strings.NewReader("FAIL\n"), time.Time{}, ""))
 	const differing = "BenchmarkA/a=1 60 1 ns/op\nBenchmarkA/a=1/b=2 60 1 ns/op\n"
 	assert.EqualError(t, convert(io.Discard, strings.NewReader(differing), time.Time{}, ""),
