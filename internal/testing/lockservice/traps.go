@@ -295,6 +295,47 @@ func (s *shop) heldAndReleased(a *sync.Mutex, locks map[string]*sync.Mutex, u *u
 	locks["b"].Lock()
 }
 
+// lockOrUnlock does so after a jump through a table, beyond which otelctx does not follow the code.
+//
+//go:noinline
+func (s *shop) lockOrUnlock(kind int, lock bool) {
+	switch kind {
+	case 0:
+		s.stock["0"]++
+	case 1:
+		s.stock["1"] += 2
+	case 2:
+		s.stock["2"] += 3
+	case 3:
+		s.stock["3"] += 4
+	case 4:
+		s.stock["4"] += 5
+	case 5:
+		s.stock["5"] += 6
+	case 6:
+		s.stock["6"] += 7
+	case 7:
+		s.stock["7"] += 8
+	default:
+		return
+	}
+	if lock {
+		s.mu.Lock()
+	} else {
+		s.mu.Unlock()
+	}
+}
+
+//go:noinline
+func (s *shop) pausedBeyondTable(u *use) {
+	s.mu.Lock()
+	s.lockOrUnlock(len(s.stock)%8, false)
+	u.linger()
+	s.lockOrUnlock(len(s.stock)%8, true)
+	s.stock["a"]++
+	s.mu.Unlock()
+}
+
 // moreTraps are ways in which another goroutine than the holder looks like it.
 func moreTraps() []way {
 	quietOn := func(f func(s *shop, a *sync.Mutex, u *use)) func(u *use) func() {
@@ -309,6 +350,7 @@ func moreTraps() []way {
 		{name: "released for a while by a helper of a helper", hold: quietTrap((*shop).pausedByOther), unknown: true},
 		{name: "released for a while by method values", hold: quietTrap((*shop).pausedByMethodValue), unknown: true},
 		{name: "released for a while below by method values", hold: quietTrap((*shop).unlockedBelow), unknown: true},
+		{name: "released for a while by a helper with a jump table", hold: quietTrap((*shop).pausedBeyondTable), unknown: true},
 		{name: "hand over hand", unknown: true, hold: func(u *use) func() {
 			l := &list{next: &list{}}
 			go crab(l, u)
