@@ -397,7 +397,7 @@ func (s *Finder) closure(at uint64) *function {
 }
 
 // released reports whether one of the functions that a function with this name has called, directly or not, may have
-// released a lock that its caller holds. In other packages, only a function with the lock's address can do that.
+// released a lock that its caller holds. One that has released any lock of its caller may have released this one.
 func (s *Finder) released(h Held, callees []frame, deferred map[int][]deferredCall, name string) bool {
 	for n := range callees {
 		f := &callees[n]
@@ -411,7 +411,7 @@ func (s *Finder) released(h Held, callees []frame, deferred map[int][]deferredCa
 			}
 			continue
 		}
-		if f.depth.low < 0 && (related || s.contains(f, h.Lock)) {
+		if f.depth.low < 0 {
 			return true
 		}
 		o, ok := s.follow(f.function, f.next, f.begin(), maxDepth, 0)
@@ -426,17 +426,6 @@ func (s *Finder) released(h Held, callees []frame, deferred map[int][]deferredCa
 					return true
 				}
 			}
-		}
-	}
-	return false
-}
-
-// contains reports whether a word of the frame, or its copy of an argument, is the address.
-func (s *Finder) contains(f *frame, address uint64) bool {
-	const arguments, most = 10 * 8, 16 << 10
-	for at := f.sp; at < f.base+16+arguments && at < f.sp+most; at += 8 {
-		if w, _ := s.word(at); w == address {
-			return true
 		}
 	}
 	return false
