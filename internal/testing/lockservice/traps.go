@@ -326,6 +326,37 @@ func (s *shop) lockOrUnlock(kind int, lock bool) {
 	}
 }
 
+// lockOrUnlockRW is the same for a lock whose methods are called, because they are too long to be inlined.
+//
+//go:noinline
+func (s *shop) lockOrUnlockRW(kind int, lock bool) {
+	switch kind {
+	case 0:
+		s.stock["0"]++
+	case 1:
+		s.stock["1"] += 2
+	case 2:
+		s.stock["2"] += 3
+	case 3:
+		s.stock["3"] += 4
+	case 4:
+		s.stock["4"] += 5
+	case 5:
+		s.stock["5"] += 6
+	case 6:
+		s.stock["6"] += 7
+	case 7:
+		s.stock["7"] += 8
+	default:
+		return
+	}
+	if lock {
+		s.rw.Lock()
+	} else {
+		s.rw.Unlock()
+	}
+}
+
 //go:noinline
 func (s *shop) pausedBeyondTable(u *use) {
 	s.mu.Lock()
@@ -334,6 +365,16 @@ func (s *shop) pausedBeyondTable(u *use) {
 	s.lockOrUnlock(len(s.stock)%8, true)
 	s.stock["a"]++
 	s.mu.Unlock()
+}
+
+//go:noinline
+func (s *shop) pausedBeyondTableRW(u *use) {
+	s.rw.Lock()
+	s.lockOrUnlockRW(len(s.stock)%8, false)
+	u.linger()
+	s.lockOrUnlockRW(len(s.stock)%8, true)
+	s.stock["a"]++
+	s.rw.Unlock()
 }
 
 // moreTraps are ways in which another goroutine than the holder looks like it.
@@ -351,6 +392,14 @@ func moreTraps() []way {
 		{name: "released for a while by method values", hold: quietTrap((*shop).pausedByMethodValue), unknown: true},
 		{name: "released for a while below by method values", hold: quietTrap((*shop).unlockedBelow), unknown: true},
 		{name: "released for a while by a helper with a jump table", hold: quietTrap((*shop).pausedBeyondTable), unknown: true},
+		{name: "RWMutex, released for a while by a helper with a jump table", unknown: true, hold: func(u *use) func() {
+			s := newShop()
+			go s.pausedBeyondTableRW(u)
+			u.lingers()
+			s.rw.Lock()
+			go u.park()
+			return s.rw.Lock
+		}},
 		{name: "hand over hand", unknown: true, hold: func(u *use) func() {
 			l := &list{next: &list{}}
 			go crab(l, u)

@@ -4,6 +4,7 @@
 package holding
 
 import (
+	"encoding/binary"
 	"slices"
 	"strings"
 
@@ -259,7 +260,7 @@ func (s *Finder) analyze(f *function, nesting int) {
 		work = work[:len(work)-1]
 		i, ok := s.decode(f, offset)
 		if !ok {
-			f.locks = f.locks || f.inlinesLocks()
+			f.locks = f.locks || s.mayLock(f)
 			return
 		}
 		d := f.after(s, &i, i.action, f.depths[offset], nesting)
@@ -310,13 +311,28 @@ func (f *function) after(s *Finder, i *instruction, a action, d depth, nesting i
 	return d
 }
 
-// inlinesLocks reports whether a method of a lock is inlined in f.
-func (f *function) inlinesLocks() bool {
+// mayLock reports whether a method of a lock is inlined in f, or any bytes of f's code look like a call of one.
+func (s *Finder) mayLock(f *function) bool {
 	for _, r := range f.Inlined {
 		for _, name := range r.Names {
 			if _, ok := operations[name]; ok {
 				return true
 			}
+		}
+	}
+	const call, size = 0xe8, 5
+	for i := 0; i+size <= len(f.Code); i++ {
+		if f.Code[i] != call {
+			continue
+		}
+		if s.steps--; s.steps < 0 {
+			return true
+		}
+		relative := int32(binary.LittleEndian.Uint32(f.Code[i+1:]))
+		switch s.called(f.Entry + uint64(i+size) + uint64(int64(relative))).action {
+		case acquires, releases, tries:
+			return true
+		default:
 		}
 	}
 	return false
