@@ -129,7 +129,6 @@ func (s *scanner) open(ctx context.Context, image sampler.Image) (_ *target, err
 	published.spanNames.read(p, func() error { return s.checkImage(image) })
 	t := &target{image: image, reader: p}
 	t.published.Store(published)
-	s.countRequests(t)
 	if t.symbols, err = openSymbols(s.files, image.PID); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -143,6 +142,7 @@ func (s *scanner) open(ctx context.Context, image sampler.Image) (_ *target, err
 			return nil, err
 		}
 	}
+	s.countRequests(t) // Last, because what follows is not sampled yet.
 	return t, nil
 }
 
