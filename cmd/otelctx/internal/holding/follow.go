@@ -252,7 +252,7 @@ const maxSmall = 256
 func (s *Finder) helper(caller *function, target uint64, st *state, o *outcome, nesting int) bool {
 	e := s.effect(caller, target, nesting)
 	f := s.functions[target]
-	follows := f != nil && f.Entry == target && f.understood && nesting < maxNesting && (f.locks || f.indirect && len(f.Code) <= maxSmall)
+	follows := f != nil && f.Entry == target && !f.long && f.understood && nesting < maxNesting && (f.locks || f.indirect && len(f.Code) <= maxSmall)
 	if !follows {
 		if e.low < 0 {
 			return false
@@ -268,7 +268,7 @@ func (s *Finder) helper(caller *function, target uint64, st *state, o *outcome, 
 	} else {
 		*sp = value{scratch, true}
 	}
-	called, ok := s.follow(f, 0, begin, maxDepth, nesting+1)
+	called, ok := s.followHelper(f, begin, e == depth{}, nesting+1)
 	for _, h := range called.reached {
 		o.reach(h)
 	}
@@ -297,6 +297,24 @@ func (s *Finder) helper(caller *function, target uint64, st *state, o *outcome, 
 		st.unknown++
 	}
 	return true
+}
+
+// maxBalanced limits the instructions that are followed in a helper, and in those that it calls, if it does not change how
+// many locks are held.
+const maxBalanced = 1 << 12
+
+// followHelper follows a helper from its beginning. A balanced one is followed only to see whether it releases a lock for a
+// while. If that takes too many instructions, as in the End of a span, the helper is not followed again.
+func (s *Finder) followHelper(f *function, begin *state, balanced bool, nesting int) (outcome, bool) {
+	if !balanced || s.steps <= maxBalanced {
+		return s.follow(f, 0, begin, maxDepth, nesting)
+	}
+	rest := s.steps - maxBalanced
+	s.steps = maxBalanced
+	o, ok := s.follow(f, 0, begin, maxDepth, nesting)
+	f.long = s.steps < 0
+	s.steps += rest
+	return o, ok
 }
 
 // scratch is an address, in no process, of a stack for functions that are only followed.
