@@ -70,11 +70,7 @@ func (s *scanner) findSites(t *target) error {
 	if err == nil || errors.Is(err, reader.ErrNotPermitted) {
 		return err
 	}
-	if s.config.Children && errors.Is(err, errNoRate) {
-		err = errNoRateYet
-	}
-	err = fmt.Errorf("pid %d: %w: %w", t.image.PID, ErrNoAllocations, err)
-	s.unsampled.Store(&err)
+	err = s.noteUnsampled(t, err)
 	if s.config.Children {
 		return nil // A command and its children need not all be Go programs, and those that are have not published yet.
 	}
@@ -106,9 +102,18 @@ func (s *scanner) probe(t *target) error {
 // for nothing, or none at all. followRate notes why. The process may block it.
 func (s *scanner) followRate(t *target, layout *reader.ThreadLayout) {
 	if err := t.readRate(layout); err != nil && t.rate.Load() == 0 {
-		err = fmt.Errorf("pid %d: %w: %w", t.image.PID, ErrNoAllocations, err)
-		s.unsampled.Store(&err)
+		_ = s.noteUnsampled(t, err)
 	}
+}
+
+// noteUnsampled notes why the allocations of a program are not sampled, and returns the error for the user.
+func (s *scanner) noteUnsampled(t *target, err error) error {
+	if s.config.Children && errors.Is(err, errNoRate) {
+		err = errNoRateYet
+	}
+	err = fmt.Errorf("pid %d: %w: %w", t.image.PID, ErrNoAllocations, err)
+	s.unsampled.Store(&err)
+	return err
 }
 
 // readRate reads the rate at which the runtime samples allocations. The rate that was read last counts for all samples:

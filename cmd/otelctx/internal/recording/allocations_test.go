@@ -4,6 +4,7 @@
 package recording
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -39,5 +40,18 @@ func TestWithoutAllocator(t *testing.T) {
 			left = append(left, name)
 		}
 		assert.Equal(t, want, strings.Join(left, " "), stack)
+	}
+}
+
+// TestRateUnknown checks the reason that is given for a program whose rate is still unknown: one that a command started
+// may have published it just before it ended.
+func TestRateUnknown(t *testing.T) {
+	for children, want := range map[bool]error{false: errNoRate, true: errNoRateYet} {
+		s := &scanner{config: &Config{Selection: Selection{Children: children}}}
+		s.followRate(&target{}, nil)
+		err := *s.unsampled.Load()
+		assert.ErrorIs(t, err, ErrNoAllocations)
+		assert.ErrorIs(t, err, want)
+		assert.Equal(t, children, errors.Is(err, errNoRateYet))
 	}
 }
