@@ -257,6 +257,11 @@ func openProgram(t *testing.T, pid int) *os.File {
 	return f
 }
 
+// reads reports whether a call is about to read the service's memory.
+func (a *attacked) reads(call childproc.Call) bool {
+	return call.Number == unix.SYS_PROCESS_VM_READV && int(call.Args[0]) == a.PID()
+}
+
 // opensProbe reports whether a call is about to set a probe in the service.
 func (a *attacked) opensProbe(call childproc.Call) bool {
 	return call.Number == unix.SYS_PERF_EVENT_OPEN && int(call.Args[1]) == a.PID()
@@ -285,40 +290,53 @@ func TestRecordAllocDuringAttach(t *testing.T) {
 		attack func(*testing.T, *attacked)
 		// samples are those that the recording must have at least. 0 if another program or no code is left to record.
 		samples uint64
+		// replaced reports whether the process executes a program, from which the recorder must remove the probe at once:
+		// before it reads that program.
+		replaced bool
 	}{
-		"nothing": {func(*testing.T, *attacked) {}, enough},
+		"nothing": {func(*testing.T, *attacked) {}, enough, false},
 		"the program is executed again": {func(t *testing.T, a *attacked) {
 			require.Equal(t, "ready", a.Ask("exec %s", a.exe))
-		}, 0},
+		}, 0, true},
 		"another program is executed": {func(t *testing.T, a *attacked) {
 			require.Equal(t, "ready", a.Ask("exec %s", buildAllocator(t, programs.Stripped)))
-		}, 0},
+		}, 0, true},
 		"the file is replaced": {func(t *testing.T, a *attacked) {
 			other := filepath.Join(filepath.Dir(a.exe), "other")
 			programs.Write(t, other, bytes.Repeat([]byte{breakpoint}, 1<<20))
 			require.NoError(t, os.Rename(other, a.exe))
-		}, enough},
-		"a library is loaded":         {func(t *testing.T, a *attacked) { a.order(t, "map", executable(t)) }, enough},
-		"the program is loaded again": {func(t *testing.T, a *attacked) { a.order(t, "again") }, enough},
-		"the code becomes writable":   {func(t *testing.T, a *attacked) { a.order(t, "writable") }, 0},
-		"the code becomes anonymous":  {func(t *testing.T, a *attacked) { a.order(t, "anonymous") }, 0},
+		}, enough, false},
+		"a library is loaded":         {func(t *testing.T, a *attacked) { a.order(t, "map", executable(t)) }, enough, false},
+		"the program is loaded again": {func(t *testing.T, a *attacked) { a.order(t, "again") }, enough, false},
+		"the code becomes writable":   {func(t *testing.T, a *attacked) { a.order(t, "writable") }, 0, false},
+		"the code becomes anonymous":  {func(t *testing.T, a *attacked) { a.order(t, "anonymous") }, 0, false},
 		"another recorder attaches": {func(t *testing.T, a *attacked) {
 			a.other = start(t, "record", "--alloc", "--duration=0", pidOf(a.Child))
 			awaitProbe(t, a.other)
-		}, enough},
+		}, enough, false},
 		"another recorder detaches": {func(t *testing.T, a *attacked) {
 			other := start(t, "record", "--alloc", "--duration=0", pidOf(a.Child))
 			awaitProbe(t, other)
 			require.Equal(t, exitNoSamples, other.interrupt(t).code)
-		}, enough},
+		}, enough, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			enabled := make(chan struct{})
 			enable := sync.OnceFunc(func() { close(enabled) })
+			next := make(chan childproc.Call, 1) // the call after the probe is enabled that removes it or reads the process
+			probes := false
 			a := attack(t, func(a *attacked, call childproc.Call) bool {
-				if a.enablesProbe(call) {
+				switch {
+				case a.enablesProbe(call):
+					probes = true
 					enable()
+				case probes && (a.removesProbe(call) || a.reads(call)):
+					probes = false
+					select {
+					case next <- call:
+					default: // only the first one matters
+					}
 				}
 				return a.opensProbe(call)
 			})
@@ -329,6 +347,9 @@ func TestRecordAllocDuringAttach(t *testing.T) {
 				awaitProbe(t, a.running)
 			} else {
 				<-enabled
+			}
+			if test.replaced {
+				assert.Equal(t, unix.SYS_CLOSE, (<-next).Number)
 			}
 			assert.NotEmpty(t, a.Ask("run"))
 			got := a.interrupt(t)
@@ -362,9 +383,7 @@ func TestRecordAllocKilledAt(t *testing.T) {
 	t.Parallel()
 	needProbes(t)
 	for name, phase := range map[string]func(*attacked, childproc.Call) bool{
-		"before the checks": func(a *attacked, call childproc.Call) bool {
-			return call.Number == unix.SYS_PROCESS_VM_READV && int(call.Args[0]) == a.PID()
-		},
+		"before the checks":                (*attacked).reads,
 		"between the checks and the probe": (*attacked).opensProbe,
 		"before the probe has a program": func(_ *attacked, call childproc.Call) bool {
 			return call.Number == unix.SYS_IOCTL && call.Args[1] == unix.PERF_EVENT_IOC_SET_BPF
