@@ -215,13 +215,19 @@ type attacked struct {
 func attack(t *testing.T, match func(*attacked, childproc.Call) bool) *attacked {
 	t.Helper()
 	c, exe := startAllocating(t)
+	return attackService(t, c, exe, match)
+}
+
+// attackService is like attack, for a service that runs already.
+func attackService(t *testing.T, c *childproc.Child, exe string, match func(*attacked, childproc.Call) bool, args ...string) *attacked {
+	t.Helper()
 	a := &attacked{Child: c, exe: exe, waits: make(chan struct{}), ended: make(chan error, 1), mapped: codeMapping(t, c.PID())}
 	a.file = openProgram(t, c.PID())
 	var going context.Context
 	going, a.goOn = context.WithCancel(t.Context())
 	t.Cleanup(a.goOn)
 	s := childproc.NewSupervisor(t)
-	cmd := exec.Command(executable(t), "record", "--alloc", "--duration=0", "--json", pidOf(c))
+	cmd := exec.Command(executable(t), append([]string{"record", "--alloc", "--duration=0", "--json", pidOf(c)}, args...)...)
 	cmd.ExtraFiles = []*os.File{s.Socket}
 	cmd.Env = []string{supervisedKey + "=allocations"}
 	a.running = startCommand(t, cmd)
@@ -367,6 +373,48 @@ func TestRecordAllocDuringAttach(t *testing.T) {
 			}
 			assertOwnCode(t, a.PID(), a.file, a.mapped)
 			assert.NotEmpty(t, a.Ask("run"))
+		})
+	}
+}
+
+// TestRecordAllocDuringDlopen records a service that loads and unloads libraries all the time, also between the recorder's last
+// check and the moment at which the kernel sets the probe.
+func TestRecordAllocDuringDlopen(t *testing.T) {
+	t.Parallel()
+	testenv.NeedAll(t)
+	needProbes(t)
+	var libraries []string
+	for i := range 4 {
+		// They are large enough for the probed function to be in them, by its offset.
+		libraries = append(libraries, programs.C(t, "testdata/mapper/library.c", "-shared", "-fPIC", `-DSPACE="1 << 22"`, fmt.Sprintf("-DNAME=library_%d", i)))
+	}
+	for _, v := range []programs.Variant{programs.Cgo, programs.CgoPIE} {
+		t.Run(v.Name, func(t *testing.T) {
+			t.Parallel()
+			exe := programs.Build(t, v, ".", "./testdata/loader")
+			c := childproc.Run(t, exec.Command(exe, libraries...))
+			require.Equal(t, "ready", c.Receive())
+			for round := range 20 {
+				var args []string
+				probes := 1
+				if round%2 == 1 {
+					args, probes = []string{"--live"}, liveProbes
+				}
+				a := attackService(t, c, exe, (*attacked).opensProbe, args...)
+				a.await(t)
+				a.order(t, "load")
+				a.goOn()
+				awaitProbes(t, a.running, probes)
+				a.order(t, "run")
+				a.order(t, "load")
+				got := a.interrupt(t)
+				require.NoError(t, <-a.ended)
+				var d report.AllocDocument
+				require.NoError(t, json.Unmarshal([]byte(got.stdout), &d), got.stdout+got.stderr)
+				assert.GreaterOrEqual(t, d.InSpans.Samples, uint64(enough), got.stderr)
+				assertOwnCode(t, a.PID(), a.file, a.mapped)
+			}
+			assert.Equal(t, "done", c.Ask("run"))
 		})
 	}
 }

@@ -31,7 +31,7 @@ var reserved = map[string]string{
 	// Cgo is allowed for the thread-local variable of programs that use cgo anyway, and in programs
 	// that tests run.
 	"C": "internal/elastic/cgoword instrumentation/testdata/library internal/goruntime/testdata/probe spanctx/testdata/cgo " +
-		"internal/testing/busyservice/service internal/testing/waitingservice cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/scoreboard",
+		"internal/testing/busyservice/service internal/testing/waitingservice cmd/otelctx/internal/profile/symbols/testdata/cgo cmd/otelctx/testdata/loader benchmarks/scoreboard",
 	// The C files belong to packages above, to the BPF program, to an example reader in C, and to
 	// programs that tests run.
 	".c": "instrumentation/testdata/library internal/elastic/cgoword internal/elastic/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
