@@ -52,7 +52,7 @@ var sections = []section{
 	{
 		"allocations", "Recording allocations", "What it costs an HTTP service to sample its allocations, and to be recorded by `otelctx record --alloc`: " +
 			"bursts of 400 requests in turns to two processes, the candidate and its baseline. The service has GOGC=100, a live heap of 32 MiB and three spans per " +
-			"request. A row with the same candidate and baseline shows the noise. `otelctx CPU` is the CPU time of a recording from start to end, which is mostly for " +
+			"request. A row with the same candidate and baseline shows the noise. `otelctx CPU` is the CPU time of a recording from start to end, at 512 KiB mostly for " +
 			"function names and the file; `otelctx µs/sample` is how much more it takes for each further sample.",
 		nil,
 	},

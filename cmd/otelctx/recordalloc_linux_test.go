@@ -487,7 +487,7 @@ func TestRecordAllocRefuses(t *testing.T) {
 		"no rate":        {[]string{pidOf(startAllocator(t, exe).Child)}, `import _ "github.com/otelctx/otelctx/spanctx/allocs"`, exitOther},
 		"no publication": {[]string{pidOf(silent)}, "does not publish where its runtime.MemProfileRate is", exitOther},
 		"not Go":         {[]string{"--", "true"}, "no safe place for a probe: no table of Go functions", exitOK}, // that of the command
-		"not yet":        {[]string{"--", executable(t), "--version"}, "does not publish where its runtime.MemProfileRate is, as services with spanctx of this version do, or it ended too soon", exitOK},
+		"not yet":        {[]string{"--", executable(t), "--version"}, "does not publish where its runtime.MemProfileRate is, as services with spanctx of this version do, or it ended before otelctx could read the rate", exitOK},
 		"kernel":         {[]string{"--kernel", "1"}, "--alloc cannot be used with --kernel or --freq", exitUsage},
 		"wall too":       {[]string{"--wall", "1"}, "--alloc cannot be used with --wall", exitUsage},
 		"folded":         {[]string{"--cpu", "-o", "x.folded", "1"}, "folded stacks would have two numbers each", exitUsage},

@@ -295,7 +295,7 @@ func (s *shop) heldAndReleased(a *sync.Mutex, locks map[string]*sync.Mutex, u *u
 	locks["b"].Lock()
 }
 
-// lockOrUnlock does so after a jump through a table, beyond which otelctx does not follow the code.
+// lockOrUnlock locks or unlocks s.mu after a jump through a table, beyond which otelctx does not follow the code.
 //
 //go:noinline
 func (s *shop) lockOrUnlock(kind int, lock bool) {
@@ -377,7 +377,7 @@ func (s *shop) pausedBeyondTableRW(u *use) {
 	s.rw.Unlock()
 }
 
-// moreTraps are ways in which another goroutine than the holder looks like it.
+// moreTraps are cases in which a goroutine that does not hold the lock looks like its holder.
 func moreTraps() []way {
 	quietOn := func(f func(s *shop, a *sync.Mutex, u *use)) func(u *use) func() {
 		return quietTrap(func(s *shop, u *use) { f(s, new(sync.Mutex), u) })

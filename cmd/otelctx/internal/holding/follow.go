@@ -32,8 +32,8 @@ type state struct {
 	// written are the words that it will have written by then.
 	written map[uint64]value
 	// released are the locks that it will have released, without acquiring them before, on every path. acquired are those
-	// that it will have acquired, tried are those for which it will have called TryLock, and unknown is the number of further
-	// ones.
+	// that it will have acquired, and tried those for which it will have called TryLock. unknown counts the acquisitions of
+	// locks whose address is unknown.
 	released, acquired, tried []Held
 	unknown                   int
 }
@@ -244,11 +244,11 @@ func (o *outcome) reaches(h Held) bool {
 	return slices.ContainsFunc(o.reached, func(a Held) bool { return a.Lock == h.Lock })
 }
 
-// maxSmall is the size of functions that are followed because they may call Lock or Unlock through a function value or an
-// interface, and of helpers in packages that are not those of their callers.
+// maxSmall limits the size in bytes of functions that are followed because they may call Lock or Unlock through a function
+// value or an interface, and of helpers in other packages than their callers.
 const maxSmall = 256
 
-// helper changes the state as a function that is called does. It returns false if that is unknown.
+// helper applies the effect of a called function to the state. It returns false if the effect is unknown.
 func (s *Finder) helper(caller *function, target uint64, st *state, o *outcome, nesting int) bool {
 	e := s.effect(caller, target, nesting)
 	f := s.functions[target]

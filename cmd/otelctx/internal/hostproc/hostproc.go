@@ -11,7 +11,7 @@ import (
 	"github.com/otelctx/otelctx/internal/procfs"
 )
 
-// Flag is --proc, a flag of the commands that read processes: the directory where the proc file system of
+// Flag is the flag --proc of the commands that read processes: the directory where the proc file system of
 // these processes is mounted.
 type Flag string
 

@@ -26,8 +26,8 @@ var (
 	errRateZero = errors.New(`runtime.MemProfileRate is 0, so the Go runtime samples none: add import _ "github.com/otelctx/otelctx/spanctx/allocs"` +
 		", or, if otelctx was added without code, start it with OTELCTX_ALLOCATION_SAMPLING=true")
 	errNoRate = errors.New("it does not publish where its runtime.MemProfileRate is, as services with spanctx of this version do")
-	// errNoRateYet is errNoRate for programs that may have published it later.
-	errNoRateYet = fmt.Errorf("%w, or it ended too soon after it did", errNoRate)
+	// errNoRateYet replaces errNoRate for programs that may have published it just before they ended.
+	errNoRateYet = fmt.Errorf("%w, or it ended before otelctx could read the rate", errNoRate)
 )
 
 // Allocated is what the processes of a recording have allocated.
@@ -150,7 +150,7 @@ func rateAddress(layout *reader.ThreadLayout) (uint64, bool) {
 }
 
 // withoutAllocator returns a stack without its innermost functions of the Go runtime, as heap profiles of runtime/pprof
-// have it. A stack of nothing else lacks only those that allocate for the others.
+// have it. If all functions belong to the runtime, only the allocator's are removed.
 func withoutAllocator(stack []*symbols.Location) []*symbols.Location {
 	i := slices.IndexFunc(stack, func(l *symbols.Location) bool { return !isFunction(l, "runtime.", "internal/runtime/") })
 	if i < 0 {

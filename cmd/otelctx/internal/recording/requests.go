@@ -20,9 +20,9 @@ func (s *scanner) countRequests(t *target) {
 	})
 }
 
-// endRequestPeriod counts the requests to all programs, and sends those since the last call to ended, which has room. It
-// does not wait. Calls must not overlap. If the previous period is still being counted, this one is counted after it, so
-// that each gets its own requests.
+// endRequestPeriod starts to count the requests to all programs, and then sends those since the previous call on ended,
+// which must have room. It does not wait. Calls must not overlap. If the previous period is still being counted, this one is
+// counted after it, so that each gets its own requests.
 func (s *search) endRequestPeriod(ended chan<- *requests.Period) {
 	var counting []*target
 	for _, t := range s.targets.running() {

@@ -142,7 +142,7 @@ func (s *scanner) open(ctx context.Context, image sampler.Image) (_ *target, err
 			return nil, err
 		}
 	}
-	s.countRequests(t) // Last, because what follows is not sampled yet.
+	s.countRequests(t) // Last, because requests that end before this have no samples.
 	return t, nil
 }
 

@@ -51,7 +51,7 @@ type search struct {
 	// selectedExits detects the end of each process of Config.PIDs, whatever programs it has run. It does
 	// not change after start.
 	selectedExits map[int]exit
-	// counted is closed when the requests of the last period that has ended are counted. It is nil before the first end.
+	// counted is closed once the requests of the latest period are counted. It is nil until a period ends.
 	counted chan struct{}
 	// last holds the processes at the last poll.
 	last map[int]sampler.Process

@@ -340,7 +340,7 @@ func (r *Recording) allocTables(l display.Layout, t *Tables, m *memory, took tim
 		return out
 	}
 	terms := [][2]string{
-		{columnError, "standard error of " + m.column + ": in 1 of 20 rows, the true number is more than twice as far away"},
+		{columnError, "standard error of " + m.column + ": in about 1 of 20 rows, the true number is off by more than twice this"},
 		{columnShare, "of the bytes of all allocations"},
 		{columnRate, "bytes allocated in a second of the recording"},
 	}

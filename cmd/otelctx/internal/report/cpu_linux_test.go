@@ -59,7 +59,7 @@ func TestLostWithAllocations(t *testing.T) {
 	r := &recording.Result{Lost: 7, Allocated: &recording.Allocated{}}
 	var out bytes.Buffer
 	require.NoError(t, (&Recording{CPU: r, Alloc: r, Frequency: 100}).WriteText(&out, &Tables{}))
-	assert.Contains(t, out.String(), "  Lost      -       7 samples, with those of allocations\n")
+	assert.Contains(t, out.String(), "  Lost      -       7 samples, including those of allocations\n")
 }
 
 func TestSummary(t *testing.T) {

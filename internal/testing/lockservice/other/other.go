@@ -16,7 +16,7 @@ func Lock(m *sync.Mutex) { m.Lock() }
 //go:noinline
 func Unlock(m *sync.Mutex) { m.Unlock() }
 
-// Without calls f while others may have the lock.
+// Without releases l, calls f, and acquires l again.
 //
 //go:noinline
 func Without(l sync.Locker, f func()) {

@@ -42,7 +42,7 @@ Examples:
     otelctx record --alloc --live -d 5m 1234              memory that is still in use: leaks by endpoint
     otelctx record --all --repeat --otlp-endpoint http://localhost:4317
 
-Needs root, or CAP_BPF and CAP_PERFMON for processes of the same user. --wall without --cpu only needs to read the processes. --alloc needs root.
+Needs root, or CAP_BPF and CAP_PERFMON for processes of the same user. --wall without --cpu only needs to read the processes. --alloc needs root or CAP_SYS_ADMIN.
 
 More: otelctx man | man -l -, and ` + recordingURL
 }

@@ -1015,11 +1015,11 @@ int sample(struct bpf_perf_event_data *ctx)
 	return 0;
 }
 
-// use_own_stack makes a program at a probe keep its local variables on the stack of its thread. Linux 6.13 and later
-// place those of programs for kprobes, and so for probes in processes, in memory of the CPU instead, which is sound only
-// for programs that no second one on the CPU can preempt. One at a probe in a process can be preempted. The second one
-// would overwrite its variables, and the first one then use what it finds there as pointers, in the kernel. Programs that
-// contain a tail call are exempt. This tail call does nothing.
+// use_own_stack keeps a program at a probe on the stack of its thread. Linux 6.13 and later give kprobe programs, and
+// uprobe programs are of this type, a private stack for each CPU instead. A uprobe program can be preempted, and a second
+// one on the CPU would overwrite the local variables of the first one, which would then use what it finds there as pointers
+// of the kernel.
+// Programs that contain a tail call have no private stack. This call does nothing.
 static __always_inline void use_own_stack(void *ctx)
 {
 	bpf_tail_call(ctx, &no_programs, 0);

@@ -879,8 +879,8 @@ func TestOpenAllocationsElsewhere(t *testing.T) {
 	require.ErrorContains(t, err, "allocations of programs for "+runtime.GOARCH)
 }
 
-// TestStackOfProbes checks that the kernel gives the programs at probes no stack that they share with others: the code that
-// it has made of them does not add the position of a CPU's memory to a frame pointer (ADDQ GS:..., R9).
+// TestStackOfProbes checks that the programs at probes have no private stack: the code that the kernel has compiled does not
+// add the position of a CPU's memory to a frame pointer (ADDQ GS:..., R9).
 func TestStackOfProbes(t *testing.T) {
 	s, err := Open(Config{Allocations: true, Live: true})
 	if errors.Is(err, ErrNotPermitted) || errors.Is(err, errors.ErrUnsupported) {
