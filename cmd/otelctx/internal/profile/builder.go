@@ -326,7 +326,7 @@ func (r *resourceSamples) messages(d *dictionary, value func(*combined) float64)
 		}
 		if value != nil {
 			exact := value(c) + carried[c.stack]
-			rounded := math.Round(exact)
+			rounded := math.Floor(exact + 0.5) // never negative
 			carried[c.stack] = exact - rounded
 			samples[i].Values = []int64{int64(rounded)}
 			continue

@@ -351,11 +351,11 @@ func (r *recording) rotate(now time.Time) {
 	}
 	select {
 	case r.batches <- p:
-		if p.live != nil {
-			p.live <- r.live.snapshot(r.search.targets.isRetired)
-		}
 		if p.closes {
 			r.search.endRequestPeriod(p.requests)
+		}
+		if p.live != nil {
+			p.live <- r.live.snapshot(r.search.targets.isRetired)
 		}
 		r.batch = newBatch(p.end, r.config.IDAttributes)
 		r.batch.earliest = p.end

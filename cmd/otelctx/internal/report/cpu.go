@@ -55,7 +55,7 @@ func (r *Recording) cpuText(l display.Layout, t *Tables) []byte {
 		subject += ", " + serviceText(s.Processes[0].Service, s.Processes[0].Source)
 	}
 	lost := []string{"  Lost", display.Seconds(r.cpu(s.Lost)), display.Digits(s.Lost) + " samples"}
-	if r.Alloc != nil { // The counter does not tell lost samples of CPU time from those of allocations.
+	if r.Alloc != nil && s.Lost > 0 { // The counter does not tell lost samples of CPU time from those of allocations.
 		lost = []string{"  Lost", "-", display.Digits(s.Lost) + " samples, including those of allocations"}
 	}
 	fmt.Fprintf(&s.out, "Recorded %s for %v at %d Hz\n", l.Styled(display.Bold, subject), s.End.Sub(s.Start).Round(10*time.Millisecond), r.Frequency)

@@ -60,6 +60,10 @@ func TestLostWithAllocations(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, (&Recording{CPU: r, Alloc: r, Frequency: 100}).WriteText(&out, &Tables{}))
 	assert.Contains(t, out.String(), "  Lost      -       7 samples, including those of allocations\n")
+	r.Lost = 0
+	out.Reset()
+	require.NoError(t, (&Recording{CPU: r, Alloc: r, Frequency: 100}).WriteText(&out, &Tables{}))
+	assert.Contains(t, out.String(), "  Lost      0.000s  0 samples\n")
 }
 
 func TestSummary(t *testing.T) {
