@@ -616,8 +616,8 @@ func (r *threadReader) addCell(s *ThreadSpan) (settled bool) {
 	case unread:
 		return false
 	default:
-		// The process has published again since the view was read: the span is in another table, and the numbers of its names
-		// and attributes have another meaning.
+		// The cell cannot be read or is another span's, usually because the process has published again since the view was
+		// read. The span is then in another table, and the numbers of its names and attributes have another meaning.
 		s.names, s.encoded = spanNames{}, nil
 	}
 	return true

@@ -484,7 +484,7 @@ static __always_inline void give_slot(struct work *w, const struct ring *r, cons
 #define CELL(w, type, offset) (*(type *)&(w)->cell[(offset) & (CELL_SIZE - sizeof(type))])
 
 enum liveness {
-	GONE, // the cell has been reused for another span
+	GONE, // the cell is another span's, changed while it was read, or is unreadable
 	OVER,
 	LIVE,
 };
@@ -802,8 +802,8 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 	e->h.proven = true;
 	// A slot with the same span has already led to the cell. The span may be ending.
 	if (!only && l->has & HAS_SPANS && l->has & HAS_REF && read_user(&ref, sizeof(ref), labels + l->ref_offset) && ref) {
-		// If the process has published again since the layout was read, the span is in another table, and
-		// the numbers of its names and attributes have another meaning.
+		// The cell is unreadable, has just changed, or is another span's. The process may have published
+		// again since the layout was read, so that the numbers of names and attributes mean others.
 		if (read_cell(ref, w->place) == GONE)
 			return;
 		give_root(w, &l->spans);
