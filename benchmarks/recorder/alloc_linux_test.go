@@ -324,9 +324,9 @@ func (c *comparison) cells(fewer *comparison) []string {
 	}
 	slices.Sort(values)
 	// quartiles formats the median and the quartiles.
-	quartiles := func(format string, of func(value float64) float64) string {
+	quartiles := func(format string, column func(value float64) float64) string {
 		n := len(values)
-		return fmt.Sprintf(strings.ReplaceAll("# [# #]", "#", format), of(values[n/2]), of(values[n/4]), of(values[n*3/4]))
+		return fmt.Sprintf(strings.ReplaceAll("# [# #]", "#", format), column(values[n/2]), column(values[n/4]), column(values[n*3/4]))
 	}
 	bursts := float64(2 * len(values))
 	base, samples, perSecond := float64(c.baseline.Microseconds())/bursts, c.allocated.Samples/bursts, c.allocated.Samples/c.wall.Seconds()

@@ -42,7 +42,7 @@ func TestRequestPeriodsInOrder(t *testing.T) {
 	s := searchOfNone()
 	s.targets.add(program)
 	s.countRequests(program)
-	of := func(ended <-chan *requests.Period) uint64 {
+	endedRequests := func(ended <-chan *requests.Period) uint64 {
 		endpoint := []tally.Name[tally.Count]{{Service: "shop", Name: "GET /"}}
 		requests.Set(<-ended, endpoint)
 		require.NotNil(t, endpoint[0].Requests)
@@ -53,8 +53,8 @@ func TestRequestPeriodsInOrder(t *testing.T) {
 		first, second := make(chan *requests.Period, 1), make(chan *requests.Period, 1)
 		s.endRequestPeriod(first)
 		s.endRequestPeriod(second)
-		require.Equal(t, uint64(1), of(first))
-		assert.Zero(t, of(second))
+		require.Equal(t, uint64(1), endedRequests(first))
+		assert.Zero(t, endedRequests(second))
 	}
 	s.working.Wait()
 	require.NoError(t, p.Close())
