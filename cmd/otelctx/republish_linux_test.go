@@ -9,17 +9,22 @@ import (
 	"encoding/hex"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	pprof "github.com/google/pprof/profile"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
 	sdkresource "go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sys/unix"
 
+	"github.com/otelctx/otelctx/internal/attrcontext"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
 )
@@ -46,27 +51,51 @@ func (g generation) parity() string {
 
 func (g generation) String() string { return fmt.Sprint("generation ", byte(g)) }
 
-// reloadingRole shuts its provider down and sets up another one, for each line that it receives. Each provider has other
-// names and attributes for the same numbers.
+// lastGeneration is the number of providers that reloadingRole sets up.
+const lastGeneration = generation(20)
+
+// reloadingRole sets up one provider after the other. Each has other names and attributes for the same numbers. All of them use
+// enough CPU time for many samples. The last one lives until the role receives a second line.
 func reloadingRole(parent *childproc.Parent) {
+	enough := make(chan struct{})
 	for g := generation(1); ; g++ {
 		tp := sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(g), resourcepublisher.WithResource(sdkresource.Empty()),
 			spanctx.WithPublishing(spanctx.WithAttributeKeys(attribute.Key(g.parity()))))
-		_, span := tp.Tracer("").Start(context.Background(), g.String(), trace.WithAttributes(attribute.String(g.parity(), g.String())))
+		_, span := tp.Tracer("").Start(attrcontext.With(context.Background(), attribute.String(g.parity(), g.String())), g.String())
 		if g == 1 {
 			parent.Send("ready")
 			parent.Receive()
+			go func() {
+				defer close(enough)
+				parent.Receive()
+			}()
 		}
-		for began := time.Now(); time.Since(began) < 100*time.Millisecond; {
+		for began := usedCPU(); usedCPU()-began < 100*time.Millisecond || g == lastGeneration && !isClosed(enough); {
 			allocated = make([]byte, 1<<14)
 		}
 		span.End()
 		parent.Must(tp.Shutdown(context.Background()))
-		if g == 20 {
+		if g == lastGeneration {
 			parent.Send("done")
 			parent.Receive()
 			return
 		}
+	}
+}
+
+// usedCPU returns the CPU time that this process has used.
+func usedCPU() time.Duration {
+	var used unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &used) // it cannot fail
+	return time.Duration(used.Nano())
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -77,13 +106,22 @@ func TestRecordReloads(t *testing.T) {
 	needSampling(t)
 	c := childproc.Start(t, roleReloading, nil)
 	c.Expect("ready")
-	file := filepath.Join(t.TempDir(), "reloads.pb.gz")
-	r := startRecord(t, pidOf(c), "--output", file)
+	dir := t.TempDir()
+	r := startRecord(t, pidOf(c), "--repeat", "--duration=200ms", "--output", filepath.Join(dir, "reloads.pb.gz"))
 	r.awaitRecorded(t, c)
-	require.Equal(t, "done", c.Ask("go"))
-	decodeRecord(t, r.interrupt(t))
-	named := 0
-	for _, s := range readPprof(t, file).Sample {
+	c.Send("go")
+	require.Eventually(t, func() bool { return strings.Contains(r.stdout.String(), lastGeneration.String()) }, testenv.Patience, tick)
+	require.Equal(t, "done", c.Ask("enough"))
+	got := r.interrupt(t)
+	require.Zero(t, got.code, got.stderr)
+	files, err := filepath.Glob(filepath.Join(dir, "*.pb.gz"))
+	require.NoError(t, err)
+	var samples []*pprof.Sample
+	for _, file := range files {
+		samples = append(samples, readPprof(t, file).Sample...)
+	}
+	named := map[string]int{}
+	for _, s := range samples {
 		if len(s.Label["trace_id"]) == 0 {
 			continue
 		}
@@ -93,10 +131,12 @@ func TestRecordReloads(t *testing.T) {
 		for _, label := range []string{"span_name", "endpoint", g.parity()} {
 			for _, value := range s.Label[label] {
 				assert.Equal(t, g.String(), value, label)
-				named++
+				named[label]++
 			}
 		}
 		assert.Empty(t, s.Label[(g+1).parity()])
 	}
-	assert.Positive(t, named)
+	for _, label := range []string{"span_name", "endpoint", lastGeneration.parity()} {
+		assert.Positive(t, named[label], label)
+	}
 }
