@@ -296,7 +296,7 @@ func (s *Finder) helper(caller *function, target uint64, st *state, o *outcome, 
 	case e.high > 0:
 		st.unknown++
 	}
-	return true
+	return len(st.acquired)+len(st.tried) < maxDepth
 }
 
 // maxBalanced limits the instructions that are followed in a helper, and in those that it calls, if it does not change how

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"maps"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -26,8 +27,8 @@ type program struct {
 }
 
 const (
-	entry, lockSlow, parkEntry, panicEntry, deferEntry = 0x10000, 0x20000, 0x30000, 0x40000, 0x50000
-	stack, lock, otherLock                             = 0x100000, 0x200000, 0x300008
+	entry, lockSlow, parkEntry, panicEntry, deferEntry, helperEntry, innerEntry = 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000
+	stack, lock, otherLock                                                      = 0x100000, 0x200000, 0x300008
 )
 
 func (p *program) find(pc uint64) *elffile.GoCode {
@@ -263,6 +264,29 @@ func TestHeldIsBounded(t *testing.T) {
 	assert.Equal(t, read, p.reads)
 	f.Reset()
 	assert.False(t, f.Spent())
+}
+
+// TestHelpersAreBounded checks that a function that calls a helper again and again, which acquires locks each time, takes
+// little memory.
+func TestHelpersAreBounded(t *testing.T) {
+	const calls = 1 << 12
+	parts := []part{acquire, park}
+	for range calls {
+		parts = append(parts, call(helperEntry))
+	}
+	p, g := newProgram(assemble("main.f", append(parts, release, ret)...))
+	helper := &elffile.GoCode{Name: "main.helper", Entry: helperEntry}
+	for n := range 7 {
+		helper.Code = binary.LittleEndian.AppendUint32(append(helper.Code, 0xf0, 0x0f, 0xb1, 0x15), uint32(n<<8)) // LOCK CMPXCHGL DX, n(IP)
+	}
+	helper.Code = append(helper.Code, ret.code...)
+	helper.Inlined = []elffile.GoInlined{{Limit: helperEntry + uint64(len(helper.Code)), Names: []string{"sync.(*Mutex).Lock"}}}
+	p.functions = append(p.functions, helper)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	assert.Empty(t, holding.New(p).Held(g))
+	runtime.ReadMemStats(&after)
+	assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(64<<20), "bytes that were allocated")
 }
 
 // large is a program in which each block of 1 MiB is one function, which returns after some instructions.
