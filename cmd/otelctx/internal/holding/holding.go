@@ -156,7 +156,7 @@ type frame struct {
 	counted bool
 }
 
-// Held returns the locks that a goroutine is known to hold, each once.
+// Held returns the locks that a goroutine is known to hold, each once, or none if there is too much to do for this goroutine.
 func (s *Finder) Held(g Goroutine) []Held {
 	if s.Spent() || g.SP == 0 {
 		return nil
@@ -179,6 +179,9 @@ func (s *Finder) Held(g Goroutine) []Held {
 				held = append(held, h)
 			}
 		}
+	}
+	if s.steps < 0 { // Some code was not followed, and might say otherwise.
+		return nil
 	}
 	return held
 }

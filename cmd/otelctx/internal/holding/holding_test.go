@@ -101,6 +101,10 @@ var (
 
 // assemble returns a function, and the address of the last byte of its first call of park, in whose place a goroutine waits.
 func assemble(name string, parts ...part) (f *elffile.GoCode, at uint64) {
+	return assembleAt(entry, name, parts...)
+}
+
+func assembleAt(entry uint64, name string, parts ...part) (f *elffile.GoCode, at uint64) {
 	f = &elffile.GoCode{Name: name, Entry: entry}
 	for _, p := range parts {
 		f.Code = append(f.Code, p.code...)
@@ -287,6 +291,42 @@ func TestHelpersAreBounded(t *testing.T) {
 	assert.Empty(t, holding.New(p).Held(g))
 	runtime.ReadMemStats(&after)
 	assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(64<<20), "bytes that were allocated")
+}
+
+// calledBy returns the goroutine of newProgram as one that is in other functions, called by f. inner is the address at which
+// each of these waits. Their frames have 8 bytes.
+func (p *program) calledBy(g holding.Goroutine, inner ...uint64) holding.Goroutine {
+	const frame = 16 // and the return address
+	grown := uint64(frame * len(inner))
+	memory := map[uint64]uint64{}
+	for at, w := range p.memory {
+		memory[at+grown] = w
+	}
+	sp, pcs := uint64(stack), slices.Insert(slices.Clone(g.Stack), 1, inner...)
+	for _, pc := range pcs[1:] {
+		memory[sp+8] = pc + 1
+		sp += frame
+	}
+	p.memory, g.Stack = memory, pcs
+	return g
+}
+
+// TestTooMuchForOneGoroutine checks that no lock is held if there are too many instructions to find out whether a callee has
+// released it.
+func TestTooMuchForOneGoroutine(t *testing.T) {
+	for _, test := range []struct {
+		callees int
+		want    []holding.Held
+	}{
+		{10, []holding.Held{{Lock: lock}}},
+		{20, nil},
+	} {
+		p, g := newProgram(assemble("main.f", acquire, park, release, ret))
+		callee, at := assembleAt(helperEntry, "other.f", park, code(bytes.Repeat([]byte{0x90}, 1<<14)...), ret)
+		p.functions, p.sizes[helperEntry] = append(p.functions, callee), 8
+		g = p.calledBy(g, slices.Repeat([]uint64{at}, test.callees)...)
+		assert.Equal(t, test.want, holding.New(p).Held(g), test.callees)
+	}
 }
 
 // large is a program in which each block of 1 MiB is one function, which returns after some instructions.
