@@ -95,6 +95,72 @@ func (s *shop) pausedByMethodValue(u *use) {
 //go:noinline
 func call(f func()) { f() }
 
+// pausedAfterLong is like pausedByMethodValue, but has call execute long code first.
+//
+//go:noinline
+func (s *shop) pausedAfterLong(u *use) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	call(s.mu.Unlock)
+	u.linger()
+	call(long)
+	call(s.mu.Lock)
+}
+
+var busy = newShop()
+
+// long takes more instructions than are followed in a function that changes no number of locks.
+//
+//go:noinline
+func long() {
+	busy.lock()
+	busy.unlock()
+	part()
+	part()
+	part()
+	part()
+	part()
+	part()
+	part()
+	part()
+	part()
+	part()
+	part()
+	part()
+	part()
+	part()
+	part()
+	part()
+}
+
+//go:noinline
+func part() {
+	busy.lock()
+	busy.unlock()
+	busy.lock()
+	busy.unlock()
+	busy.lock()
+	busy.unlock()
+	busy.lock()
+	busy.unlock()
+	busy.lock()
+	busy.unlock()
+	busy.lock()
+	busy.unlock()
+	busy.lock()
+	busy.unlock()
+	busy.lock()
+	busy.unlock()
+	busy.lock()
+	busy.unlock()
+	busy.lock()
+	busy.unlock()
+	busy.lock()
+	busy.unlock()
+	busy.lock()
+	busy.unlock()
+}
+
 //go:noinline
 func (s *shop) unlocked(f func()) {
 	call(s.mu.Unlock)
@@ -390,6 +456,7 @@ func moreTraps() []way {
 		{name: "released for a while by a helper, with another lock", hold: quietOn((*shop).nestedAwhile), unknown: true},
 		{name: "released for a while by a helper of a helper", hold: quietTrap((*shop).pausedByOther), unknown: true},
 		{name: "released for a while by method values", hold: quietTrap((*shop).pausedByMethodValue), unknown: true},
+		{name: "released for a while by method values, after long code", hold: quietTrap((*shop).pausedAfterLong), unknown: true},
 		{name: "released for a while below by method values", hold: quietTrap((*shop).unlockedBelow), unknown: true},
 		{name: "released for a while by a helper with a jump table", hold: quietTrap((*shop).pausedBeyondTable), unknown: true},
 		{name: "RWMutex, released for a while by a helper with a jump table", unknown: true, hold: func(u *use) func() {

@@ -128,10 +128,12 @@ func (s *Finder) follow(f *function, offset int, begin *state, locks, nesting in
 		at := work[len(work)-1]
 		work = work[:len(work)-1]
 		i, ok := s.decode(f, at)
-		if !ok || steps == maxFollowed {
+		copied := len(states[at].written) / wordsPerStep
+		s.steps -= copied
+		s.followed += 1 + copied
+		if !ok || steps == maxFollowed || s.limit > 0 && s.followed > s.limit {
 			return o, false
 		}
-		s.steps -= len(states[at].written) / wordsPerStep // the cost of a copy
 		st := states[at].clone()
 		if len(st.written) > maxWritten {
 			return o, false
@@ -303,17 +305,20 @@ func (s *Finder) helper(caller *function, target uint64, st *state, o *outcome, 
 // many locks are held.
 const maxBalanced = 1 << 12
 
-// followHelper follows a helper from its beginning. A balanced one is followed only to see whether it releases a lock for a
-// while. If that takes too many instructions, as in the End of a span, the helper is not followed again.
+// followHelper follows a helper from its beginning. A balanced one is followed only to see whether it acquires a lock through
+// a function value or an interface. If that takes too many instructions, as in the End of a span, it is long, and nothing is
+// known about it. A small one is not: what its caller makes it call may be long, or not.
 func (s *Finder) followHelper(f *function, begin *state, balanced bool, nesting int) (outcome, bool) {
-	if !balanced || s.steps <= maxBalanced {
+	if !balanced || len(f.Code) <= maxSmall || s.limit > 0 {
 		return s.follow(f, 0, begin, maxDepth, nesting)
 	}
-	rest := s.steps - maxBalanced
-	s.steps = maxBalanced
+	s.limit = s.followed + maxBalanced
 	o, ok := s.follow(f, 0, begin, maxDepth, nesting)
-	f.long = s.steps < 0
-	s.steps += rest
+	f.long = s.followed > s.limit
+	s.limit = 0
+	if f.long {
+		return outcome{}, false
+	}
 	return o, ok
 }
 

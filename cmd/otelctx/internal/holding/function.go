@@ -29,7 +29,7 @@ type function struct {
 	// locks says that the function calls methods of locks, and indirect that it calls functions that are only known when it is
 	// followed.
 	locks, indirect bool
-	// long says that following the function takes too many instructions.
+	// long says that following the function takes too many instructions, so that it is not followed.
 	long bool
 	// closures are the entries of closures of this function, and defers says that it may defer calls of them.
 	closures []uint64

@@ -65,7 +65,10 @@ type Finder struct {
 	code      int // bytes of all functions
 	// steps is the number of instructions that may still be decoded for this goroutine, and left that for all.
 	steps, left int
-	pages       map[uint64][]byte // of this goroutine's process
+	// followed is the number of instructions that have been followed for this goroutine. The helper that is being followed ends
+	// when it exceeds limit, unless that is 0.
+	followed, limit int
+	pages           map[uint64][]byte // of this goroutine's process
 }
 
 // New returns a Finder for a program.
@@ -163,7 +166,7 @@ func (s *Finder) Held(g Goroutine) []Held {
 	}
 	s.steps = min(maxGoroutine, s.left)
 	defer func(granted int) { s.left -= granted - max(s.steps, 0) }(s.steps)
-	s.pages = map[uint64][]byte{}
+	s.pages, s.followed = map[uint64][]byte{}, 0
 	frames, ok := s.frames(g)
 	if !ok {
 		return nil
