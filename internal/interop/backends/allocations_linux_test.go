@@ -108,10 +108,12 @@ type memory struct {
 func recordMemory(t *testing.T, endpoint string) memory {
 	t.Helper()
 	dir := t.TempDir()
-	recordLeaking(t, func() bool {
-		return readMemory(t, dir).sums[inuseSpace][label{"endpoint", leakyEndpoint}] > 0
+	recordLeaking(t, func() (bool, error) {
+		m, err := readMemory(dir)
+		return m.sums[inuseSpace][label{"endpoint", leakyEndpoint}] > 0, err
 	}, "--cpu", "--freq", "997", "--output", filepath.Join(dir, "a.otlp"), "--otlp-endpoint", endpoint)
-	m := readMemory(t, dir)
+	m, err := readMemory(dir)
+	require.NoError(t, err)
 	for kind := range units {
 		assert.Positive(t, m.sums[kind][label{"endpoint", leakyEndpoint}], kind)
 		assert.Positive(t, m.sums[kind][label{"span_name", "query"}], kind)
@@ -122,8 +124,9 @@ func recordMemory(t *testing.T, endpoint string) memory {
 	return m
 }
 
-// recordLeaking records a service that leaks, period by period, until the files have what enough waits for.
-func recordLeaking(t *testing.T, enough func() bool, options ...string) {
+// recordLeaking records a service that leaks, period by period, until the files have what enough waits for. An error of enough
+// fails the test.
+func recordLeaking(t *testing.T, enough func() (bool, error), options ...string) {
 	t.Helper()
 	if runtime.GOARCH != "amd64" {
 		t.Skip("allocations are recorded on amd64 only")
@@ -147,14 +150,18 @@ func recordLeaking(t *testing.T, enough func() bool, options ...string) {
 		_ = cmd.Process.Kill()
 		<-ended
 	})
+	var unreadable error
 	require.Eventually(t, func() bool {
 		select {
 		case <-ended:
 			return true
 		default:
-			return enough()
+			var is bool
+			is, unreadable = enough()
+			return is || unreadable != nil
 		}
 	}, testenv.Patience, 100*time.Millisecond)
+	require.NoError(t, unreadable)
 	_ = cmd.Process.Signal(os.Interrupt)
 	<-ended
 	if cmd.ProcessState.ExitCode() == exitNotPermitted {
@@ -171,30 +178,38 @@ func recordLeaking(t *testing.T, enough func() bool, options ...string) {
 func recordPprof(t *testing.T) (files []string, sums map[string]map[string]int) {
 	t.Helper()
 	dir := t.TempDir()
-	recordLeaking(t, func() bool {
-		_, sums = readPprof(t, dir)
-		return sums[inuseSpace][leakyEndpoint] > 0
+	recordLeaking(t, func() (bool, error) {
+		_, sums, err := readPprof(dir)
+		return sums[inuseSpace][leakyEndpoint] > 0, err
 	}, "--output", filepath.Join(dir, "a.pb.gz"))
-	return readPprof(t, dir)
+	files, sums, err := readPprof(dir)
+	require.NoError(t, err)
+	return files, sums
 }
 
-func readPprof(t *testing.T, dir string) (files []string, sums map[string]map[string]int) {
-	t.Helper()
+// readPprof reads the pprof files of the complete periods in a directory. See recordPprof.
+func readPprof(dir string) (files []string, sums map[string]map[string]int, err error) {
 	all, err := filepath.Glob(filepath.Join(dir, "*.pb.gz"))
-	require.NoError(t, err)
+	if err != nil {
+		return nil, nil, err
+	}
 	sums = map[string]map[string]int{}
 	for kind := range units {
 		sums[kind] = map[string]int{}
 	}
 	for _, file := range all {
 		content, err := os.ReadFile(file)
-		require.NoError(t, err)
+		if err != nil {
+			return nil, nil, err
+		}
 		if len(content) == 0 {
 			continue // The period goes on.
 		}
 		files = append(files, file)
 		p, err := profile.ParseData(content)
-		require.NoError(t, err)
+		if err != nil {
+			return nil, nil, err
+		}
 		for _, s := range p.Sample {
 			for i, value := range s.Value {
 				sum := sums[p.SampleType[i].Type]
@@ -205,27 +220,32 @@ func readPprof(t *testing.T, dir string) (files []string, sums map[string]map[st
 			}
 		}
 	}
-	return files, sums
+	return files, sums, nil
 }
 
 // readMemory adds up the profiles in the OTLP files of a directory.
-func readMemory(t *testing.T, dir string) memory {
-	t.Helper()
+func readMemory(dir string) (memory, error) {
 	m := memory{sums: map[string]map[label]int{}, bySpan: map[string]map[span]int{}}
 	files, err := filepath.Glob(filepath.Join(dir, "*.otlp"))
-	require.NoError(t, err)
+	if err != nil {
+		return memory{}, err
+	}
 	for _, file := range files {
 		content, err := os.ReadFile(file)
-		require.NoError(t, err)
+		if err != nil {
+			return memory{}, err
+		}
 		var data profilespb.ProfilesData
-		require.NoError(t, proto.Unmarshal(content, &data))
+		if err := proto.Unmarshal(content, &data); err != nil {
+			return memory{}, err
+		}
 		for _, resource := range data.GetResourceProfiles() {
 			for _, p := range resource.GetScopeProfiles()[0].GetProfiles() {
 				m.add(data.GetDictionary(), p)
 			}
 		}
 	}
-	return m
+	return m, nil
 }
 
 func (m *memory) add(d *profilespb.ProfilesDictionary, p *profilespb.Profile) {
