@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -115,13 +116,16 @@ func TestListIgnoresEnded(t *testing.T) {
 // childOf returns the id of the child of a process that runs this program.
 func childOf(t *testing.T, pid int, program string) (child int) {
 	t.Helper()
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	require.NoError(t, err)
-	for field := range strings.FieldsSeq(string(children)) {
-		comm, err := os.ReadFile("/proc/" + field + "/comm")
-		if err == nil && strings.TrimSpace(string(comm)) == program {
-			child, err = strconv.Atoi(field)
-			require.NoError(t, err)
+	for _, thread := range threads {
+		children, _ := os.ReadFile(thread) // none if the thread has exited
+		for field := range strings.FieldsSeq(string(children)) {
+			comm, err := os.ReadFile("/proc/" + field + "/comm")
+			if err == nil && strings.TrimSpace(string(comm)) == program {
+				child, err = strconv.Atoi(field)
+				require.NoError(t, err)
+			}
 		}
 	}
 	require.NotZero(t, child, "no child runs %s", program)

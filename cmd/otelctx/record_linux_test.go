@@ -630,8 +630,14 @@ func (r *running) awaitRecorded(t *testing.T, c *childproc.Child) {
 
 func (r *running) awaitRecordedPID(t *testing.T, pid int) {
 	t.Helper()
+	r.await(t, pid, r.samples)
+}
+
+// await waits until the recorder is ready for a process.
+func (r *running) await(t *testing.T, pid int, ready func(pid int) (bool, error)) {
+	t.Helper()
 	require.Eventually(t, func() bool {
-		is, err := r.samples(pid)
+		is, err := ready(pid)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 			return true // The recorder has exited, which makes the test fail later.
 		}
@@ -642,6 +648,23 @@ func (r *running) awaitRecordedPID(t *testing.T, pid int) {
 
 // samples reports whether the recorder's BPF map of watched processes contains pid.
 func (r *running) samples(pid int) (bool, error) {
+	return r.lookUp("watched", uint32(pid), new(uint32))
+}
+
+// knowsSpans reports whether the recorder has told its BPF program where the spans of the process are.
+func (r *running) knowsSpans(pid int) (bool, error) {
+	var place uint32
+	if watched, err := r.lookUp("watched", uint32(pid), &place); !watched || err != nil {
+		return false, err
+	}
+	var layout []byte
+	known, err := r.lookUp("layouts", place, &layout)
+	const fields = 16 // The layout ends with offsets of fields in the table of spans.
+	return known && !bytes.Equal(layout[len(layout)-fields:], make([]byte, fields)), err
+}
+
+// lookUp sets value to the value of key in the recorder's BPF map with this name. It returns false if there is none.
+func (r *running) lookUp(name string, key uint32, value any) (bool, error) {
 	process, err := unix.PidfdOpen(r.cmd.Process.Pid, 0)
 	if err != nil {
 		return false, err
@@ -667,8 +690,8 @@ func (r *running) samples(pid int) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if is, err := watches(own, pid); is || err != nil {
-			return is, err
+		if found, err := lookUpIn(own, name, key, value); found || err != nil {
+			return found, err
 		}
 	}
 	return false, nil
@@ -676,9 +699,9 @@ func (r *running) samples(pid int) (bool, error) {
 
 const bpfMap = "anon_inode:bpf-map"
 
-// watches reports whether fd refers to the recorder's BPF map of watched processes and the map contains pid. It
-// closes fd.
-func watches(fd, pid int) (bool, error) {
+// lookUpIn sets value to the value of key if fd refers to the BPF map with this name and the map contains key. It closes
+// fd.
+func lookUpIn(fd int, name string, key uint32, value any) (bool, error) {
 	if is, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); is != bpfMap || err != nil {
 		return false, errors.Join(err, unix.Close(fd)) // The descriptor has been reused for another file.
 	}
@@ -688,10 +711,10 @@ func watches(fd, pid int) (bool, error) {
 	}
 	defer func() { _ = m.Close() }()
 	info, err := m.Info()
-	if err != nil || info.Name != "watched" {
+	if err != nil || info.Name != name {
 		return false, err
 	}
-	err = m.Lookup(uint32(pid), new(uint32))
+	err = m.Lookup(key, value)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return false, nil
 	}

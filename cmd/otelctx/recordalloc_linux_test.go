@@ -379,13 +379,28 @@ func TestRecordAllocLiveRepeat(t *testing.T) {
 	assert.Equal(t, []string{"samples", "cpu", "inuse_objects", "inuse_space", "alloc_objects", "alloc_space"}, types)
 }
 
+// recordAllocator records the allocator as a command that executes an order. The command runs on until the recorder has read its
+// rate. The recorder does so before it lets the BPF program read the spans.
+func recordAllocator(t *testing.T, order, rate string, options ...string) result {
+	t.Helper()
+	exe := buildAllocator(t, programs.Stripped)
+	cmd := exec.Command(executable(t), slices.Concat([]string{"record", "--alloc"}, options, []string{"--", exe, rate})...)
+	input, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	r := startCommand(t, cmd)
+	_, err = input.Write([]byte(order))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return strings.HasPrefix(r.stdout.String(), "ready\n") }, testenv.Patience, tick, r.stderr)
+	r.await(t, childOf(t, r.cmd.Process.Pid, filepath.Base(exe)), r.knowsSpans)
+	require.NoError(t, input.Close())
+	return r.wait(t)
+}
+
 // TestRecordAllocLiveCommand checks that what a command had in use is reported after its end, and the tables.
 func TestRecordAllocLiveCommand(t *testing.T) {
 	t.Parallel()
 	needProbes(t)
-	cmd := exec.Command(executable(t), "record", "--alloc", "--live", "--", buildAllocator(t, programs.Stripped), leakRate)
-	cmd.Stdin = strings.NewReader(fmt.Sprintf("leak %d\n", leakRequests))
-	got := runCommand(t, cmd)
+	got := recordAllocator(t, fmt.Sprintf("leak %d\n", leakRequests), leakRate, "--live")
 	require.Zero(t, got.code, got.stderr)
 	for _, want := range []string{"Top endpoints by live bytes", "leaky", "graphs", "cache", "Top functions by live bytes", "main.leaky", "Collections"} {
 		assert.Contains(t, got.stderr, want)
@@ -414,9 +429,7 @@ func TestRequestsOfAllocations(t *testing.T) {
 func TestRecordAllocCommand(t *testing.T) {
 	t.Parallel()
 	needProbes(t)
-	cmd := exec.Command(executable(t), "record", "--alloc", "--json", "--", buildAllocator(t, programs.Stripped), sampledRate)
-	cmd.Stdin = strings.NewReader("run\n")
-	got := runCommand(t, cmd)
+	got := recordAllocator(t, "run\n", sampledRate, "--json")
 	require.Zero(t, got.code, got.stderr)
 	output := json.NewDecoder(strings.NewReader(strings.TrimPrefix(got.stdout, "ready\n")))
 	var truth ledger
