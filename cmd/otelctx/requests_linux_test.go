@@ -32,7 +32,7 @@ var allocated []byte
 
 // serverRole is an HTTP service that samples one percent of its requests, and publishes all. Each request has two child
 // spans, uses the CPU and allocates. For each line "PATH N", it serves that many requests and answers "served". A request
-// to /hold ends when another one begins.
+// to /hold ends when another one begins, and one to /hold?forever never.
 func serverRole(parent *childproc.Parent) {
 	tp := spanctx.PublishAll(sdktrace.NewTracerProvider(
 		sdktrace.WithSampler(sdktrace.TraceIDRatioBased(0.01)), sdktrace.WithResource(resource.NewSchemaless(semconv.ServiceName("server")))))
@@ -41,7 +41,10 @@ func serverRole(parent *childproc.Parent) {
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		ctx, span := tracer.Start(r.Context(), "GET "+r.URL.Path)
 		defer span.End()
-		if r.URL.Path == "/hold" {
+		switch r.URL.RequestURI() {
+		case "/hold?forever":
+			select {}
+		case "/hold":
 			select {
 			case held <- struct{}{}:
 			case <-held:
@@ -130,28 +133,33 @@ func TestRequestsOfWallClockTime(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
 	c := startServer(t)
-	// A request that is in flight all the time has a row in each period.
-	require.Equal(t, "served", c.Ask("/hold 0"))
+	// A request that is in flight all the time gives its endpoint a row in each period.
+	require.Equal(t, "served", c.Ask("/hold?forever 0"))
 	r := start(t, "record", "--wall", "--json", "--repeat", "-F", "50", "-d", "200ms",
 		"-o", filepath.Join(t.TempDir(), "wall.otlp"), pidOf(c))
-	documents := func() int { return strings.Count(r.stdout.String(), `"start_time_unix_nano"`) }
-	await := func(n int) {
-		t.Helper()
-		require.Eventually(t, func() bool { return documents() >= n }, testenv.Patience, tick)
-	}
-	await(2)
-	require.Equal(t, "served", c.Ask("/hold 1"))
+	require.Eventually(t, func() bool { return strings.Contains(r.stdout.String(), "GET /hold") }, testenv.Patience, tick)
 	require.Equal(t, "served", c.Ask("/hold 0"))
+	require.Equal(t, "served", c.Ask("/hold 1"))
 	require.Equal(t, "served", c.Ask("/cart 100"))
-	await(documents() + 2)
+	var uses []report.WallUse
+	held := func() (n uint64) {
+		uses = nil
+		for decoder := json.NewDecoder(strings.NewReader(r.stdout.String())); ; {
+			var d wallDocument
+			if err := decoder.Decode(&d); err != nil { // the end, or a document that is not complete yet
+				return n
+			}
+			for _, e := range d.Endpoints {
+				if uses = append(uses, e); e.Endpoint == "GET /hold" && e.RequestsEnded != nil {
+					n += *e.RequestsEnded
+				}
+			}
+		}
+	}
+	require.Eventually(t, func() bool { return held() >= 2 }, testenv.Patience, tick)
 	got := r.interrupt(t)
 	require.Zero(t, got.code, got.stderr)
-	var uses []report.WallUse
-	for decoder := json.NewDecoder(strings.NewReader(got.stdout)); decoder.More(); {
-		var d wallDocument
-		require.NoError(t, decoder.Decode(&d))
-		uses = append(uses, d.Endpoints...)
-	}
+	held()
 	served := requests(t, uses, func(u report.WallUse) (string, report.RequestCount) { return u.Endpoint, u.RequestCount })
 	assert.EqualValues(t, 2, served["GET /hold"])
 	assert.LessOrEqual(t, served["GET /cart"], uint64(100), "there may be periods without a row for it")

@@ -4,6 +4,7 @@
 package terminal
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"strings"
@@ -60,7 +61,9 @@ func TestSecondSignal(t *testing.T) {
 			assert.True(t, strings.HasSuffix(output, "shown"+leave), "%q", output)
 			return
 		case <-tick.C:
-			require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+			if err := cmd.Process.Signal(syscall.SIGTERM); !errors.Is(err, os.ErrProcessDone) {
+				require.NoError(t, err)
+			}
 		}
 	}
 }
