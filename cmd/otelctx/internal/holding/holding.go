@@ -157,6 +157,15 @@ type frame struct {
 	// depth is the number of locks that the function holds, and counted is false if it is unknown.
 	depth   depth
 	counted bool
+	// rest is nil until it is needed.
+	rest *rest
+}
+
+// rest is what a function will do that has not returned. unclear says that it may also acquire other locks.
+type rest struct {
+	outcome
+
+	unclear bool
 }
 
 // Held returns the locks that a goroutine is known to hold, each once, or none if there is too much to do for this goroutine.
@@ -420,19 +429,33 @@ func (s *Finder) released(h Held, callees []frame, deferred map[int][]deferredCa
 		if f.depth.low < 0 {
 			return true
 		}
-		o, ok := s.follow(f.function, f.next, f.begin(), maxDepth, 0)
-		if !ok && related && f.locks || o.reaches(h) {
-			return true
+		if f.rest == nil {
+			f.rest = s.followRest(f, deferred[n])
 		}
-		for _, c := range deferred[n] {
-			if d := s.closure(c.closure); d != nil {
-				begin := &state{written: map[uint64]value{}}
-				begin.registers[rdx], begin.registers[rsp] = value{c.closure, true}, value{scratch, true}
-				if o, _ := s.follow(d, 0, begin, maxDepth, 0); o.reaches(h) {
-					return true
-				}
-			}
+		if f.rest.reaches(h) || related && f.rest.unclear {
+			return true
 		}
 	}
 	return false
+}
+
+// followRest follows a function from its current instruction on, and its deferred calls in the runtime's list.
+func (s *Finder) followRest(f *frame, deferred []deferredCall) *rest {
+	o, ok := s.follow(f.function, f.next, f.begin(), maxDepth, 0)
+	r := &rest{o, !ok && f.locks}
+	for _, c := range deferred {
+		d := s.closure(c.closure)
+		if d == nil {
+			r.unclear = true
+			continue
+		}
+		begin := &state{written: map[uint64]value{}}
+		begin.registers[rdx], begin.registers[rsp] = value{c.closure, true}, value{scratch, true}
+		called, ok := s.follow(d, 0, begin, maxDepth, 0)
+		r.unclear = r.unclear || !ok && d.locks
+		for _, h := range called.reached {
+			r.reach(h)
+		}
+	}
+	return r
 }

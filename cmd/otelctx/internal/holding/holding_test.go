@@ -311,6 +311,45 @@ func (p *program) calledBy(g holding.Goroutine, inner ...uint64) holding.Gorouti
 	return g
 }
 
+// TestDeferredByCallee checks that a deferred call that is not understood may have released a lock of the same package.
+func TestDeferredByCallee(t *testing.T) {
+	const list, closure, elsewhere = 0x500000, 0x400000, deferEntry + 4
+	for _, test := range []struct {
+		callee string
+		defers bool
+		want   []holding.Held
+	}{
+		{"main.g", false, []holding.Held{{Lock: lock}}},
+		{"main.g", true, nil},
+		{"other.g", true, []holding.Held{{Lock: lock}}},
+	} {
+		p, g := newProgram(assemble("main.f", acquire, park, release, ret))
+		callee, at := assembleAt(helperEntry, test.callee, park, ret)
+		p.functions, p.sizes[helperEntry] = append(p.functions, callee), 8
+		g = p.calledBy(g, at)
+		if test.defers {
+			g.Deferred = list
+			maps.Copy(p.memory, map[uint64]uint64{list + 8: stack + 16, list + 16: at + 1, list + 24: closure, closure: elsewhere})
+		}
+		assert.Equal(t, test.want, holding.New(p).Held(g), test)
+	}
+}
+
+// TestManyLocks checks that the callees of a function are followed once, not for each lock that it holds.
+func TestManyLocks(t *testing.T) {
+	const callees, closure = 10, 0x400000
+	const base, bits, slots = stack + 16 + 16*callees + 24, 8, 24
+	f, at := assemble("main.f", acquire, acquire, park, ret)
+	f.OpenDefers, f.DeferBits, f.DeferSlots = true, bits, slots
+	p, g := newProgram(f, at)
+	callee, at := assembleAt(helperEntry, "other.f", park, code(bytes.Repeat([]byte{0x90}, 1<<14)...), ret)
+	p.functions, p.sizes[helperEntry] = append(p.functions, callee), 8
+	g = p.calledBy(g, slices.Repeat([]uint64{at}, callees)...)
+	maps.Copy(p.memory, map[uint64]uint64{base - bits: 3, base - slots: closure, base - slots + 8: closure + 16,
+		closure: deferEntry, closure + 8: otherLock, closure + 16: deferEntry, closure + 24: otherLock + 64})
+	assert.Equal(t, []holding.Held{{Lock: otherLock}, {Lock: otherLock + 64}}, holding.New(p).Held(g))
+}
+
 // TestTooMuchForOneGoroutine checks that no lock is held if there are too many instructions to find out whether a callee has
 // released it.
 func TestTooMuchForOneGoroutine(t *testing.T) {
