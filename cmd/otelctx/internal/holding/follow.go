@@ -93,8 +93,8 @@ func intersection(a, b []Held) []Held {
 type outcome struct {
 	// released are the locks that it releases on every path, before it acquires them.
 	released []Held
-	// acquired are the locks that it acquires on some path, although it has not released them. reached are all locks that it
-	// or one of the functions that it calls acquires on some path.
+	// acquired are the locks that it acquires on some path, although it has not released them. reached are the locks that it
+	// or one of the functions that it calls acquires on some path that has not released them.
 	acquired, reached []Held
 	// kept are the locks that it has acquired and not released at the end of every path.
 	kept []Held
@@ -272,7 +272,9 @@ func (s *Finder) helper(caller *function, target uint64, st *state, o *outcome, 
 	}
 	called, ok := s.followHelper(f, begin, e == depth{}, nesting+1)
 	for _, h := range called.reached {
-		o.reach(h)
+		if !slices.Contains(st.released, h) {
+			o.reach(h)
+		}
 	}
 	if len(o.reached) > maxAcquired {
 		return false

@@ -311,6 +311,42 @@ func (p *program) calledBy(g holding.Goroutine, inner ...uint64) holding.Gorouti
 	return g
 }
 
+// helper is a function that is called by the one that waits, and finds the lock in its word at SP+8.
+func helper(parts ...part) *elffile.GoCode {
+	for i, p := range parts {
+		parts[i].code = bytes.Replace(p.code, []byte{0x24, 0x08}, []byte{0x24, 0x10}, 1) // behind the return address
+	}
+	f, _ := assembleAt(helperEntry, "main.helper", parts...)
+	return f
+}
+
+// TestHelpers checks which locks a function is found to hold that calls a helper.
+func TestHelpers(t *testing.T) {
+	const base, bits, slots, closure = stack + 16 + 24, 24, 8, 0x400000
+	mutex := []holding.Held{{Lock: lock}}
+	for _, test := range []struct {
+		name     string
+		parts    []part
+		deferred bool
+		helper   []part
+		want     []holding.Held
+	}{
+		{"releases it", []part{acquire, park, call(helperEntry), ret}, false, []part{release, ret}, mutex},
+		{"acquires it before", []part{call(helperEntry), park, release, ret}, false, []part{acquire, ret}, mutex},
+		{"acquires it later", []part{acquire, park, call(helperEntry), ret}, true, []part{acquire, release, ret}, nil},
+		{"acquires it after it was released", []part{acquire, acquire, park, release, call(helperEntry), acquire, ret}, true, []part{acquire, release, ret}, mutex},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f, at := assemble("main.f", test.parts...)
+			f.OpenDefers, f.DeferBits, f.DeferSlots = test.deferred, bits, slots
+			p, g := newProgram(f, at)
+			p.functions = append(p.functions, helper(slices.Clone(test.helper)...))
+			maps.Copy(p.memory, map[uint64]uint64{base - bits: 1, base - slots: closure, closure: deferEntry, closure + 8: lock})
+			assert.Equal(t, test.want, holding.New(p).Held(g))
+		})
+	}
+}
+
 // TestDeferredByCallee checks that a deferred call that is not understood may have released a lock of the same package.
 func TestDeferredByCallee(t *testing.T) {
 	const list, closure, elsewhere = 0x500000, 0x400000, deferEntry + 4
