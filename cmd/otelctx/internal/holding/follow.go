@@ -218,7 +218,7 @@ func (s *Finder) step(f *function, i *instruction, st *state, o *outcome, nestin
 		}
 		return len(st.acquired)+len(st.tried) < maxDepth && len(o.acquired) < maxAcquired
 	case calls:
-		if i.target != 0 && !s.helper(f, i.target, st, o, nesting) {
+		if i.target != 0 && !s.helper(f, i, st, o, nesting) {
 			return false
 		}
 	case returns:
@@ -251,10 +251,10 @@ func (o *outcome) reaches(h Held) bool {
 const maxSmall = 256
 
 // helper applies the effect of a called function to the state. It returns false if the effect is unknown.
-func (s *Finder) helper(caller *function, target uint64, st *state, o *outcome, nesting int) bool {
-	e := s.effect(caller, target, nesting)
-	f := s.functions[target]
-	follows := f != nil && f.Entry == target && !f.long && f.understood && nesting < maxNesting && (f.locks || f.indirect && len(f.Code) <= maxSmall)
+func (s *Finder) helper(caller *function, i *instruction, st *state, o *outcome, nesting int) bool {
+	e := s.effect(caller, i.target, nesting)
+	f := s.functions[i.target]
+	follows := f != nil && f.Entry == i.target && !f.long && f.understood && nesting < maxNesting && (f.locks || f.indirect && len(f.Code) <= maxSmall)
 	if !follows {
 		if e.low < 0 {
 			return false
@@ -265,10 +265,11 @@ func (s *Finder) helper(caller *function, target uint64, st *state, o *outcome, 
 		return true
 	}
 	begin := &state{registers: st.registers, written: st.written}
-	if sp := &begin.registers[rsp]; sp.known {
-		sp.word -= 8 // the return address
-	} else {
+	switch sp := &begin.registers[rsp]; {
+	case !sp.known:
 		*sp = value{scratch, true}
+	case i.Op == x86asm.CALL:
+		sp.word -= 8 // the return address
 	}
 	called, ok := s.followHelper(f, begin, e == depth{}, nesting+1)
 	for _, h := range called.reached {

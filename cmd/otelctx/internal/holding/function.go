@@ -327,8 +327,8 @@ func (s *Finder) mayLock(f *function) bool {
 		if f.Code[i] != call {
 			continue
 		}
-		if s.steps--; s.steps < 0 {
-			return true
+		if s.steps--; s.steps < 0 { // It is analyzed again.
+			return false
 		}
 		relative := int32(binary.LittleEndian.Uint32(f.Code[i+1:]))
 		switch s.called(f.Entry + uint64(i+size) + uint64(int64(relative))).action {

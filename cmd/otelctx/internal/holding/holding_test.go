@@ -27,8 +27,8 @@ type program struct {
 }
 
 const (
-	entry, lockSlow, parkEntry, panicEntry, deferEntry, helperEntry, innerEntry = 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000
-	stack, lock, otherLock                                                      = 0x100000, 0x200000, 0x300008
+	entry, lockSlow, parkEntry, panicEntry, deferEntry, helperEntry, jumpEntry = 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000
+	stack, lock, otherLock                                                     = 0x100000, 0x200000, 0x300008
 )
 
 func (p *program) find(pc uint64) *elffile.GoCode {
@@ -324,6 +324,7 @@ func helper(parts ...part) *elffile.GoCode {
 func TestHelpers(t *testing.T) {
 	const base, bits, slots, closure = stack + 16 + 24, 24, 8, 0x400000
 	mutex := []holding.Held{{Lock: lock}}
+	jump, _ := assembleAt(jumpEntry, "main.jump", code(binary.LittleEndian.AppendUint32([]byte{0xe9}, ^uint32(jumpEntry-helperEntry+4))...)) // JMP to helper
 	for _, test := range []struct {
 		name     string
 		parts    []part
@@ -333,6 +334,7 @@ func TestHelpers(t *testing.T) {
 	}{
 		{"releases it", []part{acquire, park, call(helperEntry), ret}, false, []part{release, ret}, mutex},
 		{"acquires it before", []part{call(helperEntry), park, release, ret}, false, []part{acquire, ret}, mutex},
+		{"releases it, after a jump", []part{acquire, park, call(jumpEntry), ret}, false, []part{release, ret}, mutex},
 		{"acquires it later", []part{acquire, park, call(helperEntry), ret}, true, []part{acquire, release, ret}, nil},
 		{"acquires it after it was released", []part{acquire, acquire, park, release, call(helperEntry), acquire, ret}, true, []part{acquire, release, ret}, mutex},
 	} {
@@ -340,7 +342,7 @@ func TestHelpers(t *testing.T) {
 			f, at := assemble("main.f", test.parts...)
 			f.OpenDefers, f.DeferBits, f.DeferSlots = test.deferred, bits, slots
 			p, g := newProgram(f, at)
-			p.functions = append(p.functions, helper(slices.Clone(test.helper)...))
+			p.functions = append(p.functions, helper(slices.Clone(test.helper)...), jump)
 			maps.Copy(p.memory, map[uint64]uint64{base - bits: 1, base - slots: closure, closure: deferEntry, closure + 8: lock})
 			assert.Equal(t, test.want, holding.New(p).Held(g))
 		})
@@ -384,6 +386,19 @@ func TestManyLocks(t *testing.T) {
 	maps.Copy(p.memory, map[uint64]uint64{base - bits: 3, base - slots: closure, base - slots + 8: closure + 16,
 		closure: deferEntry, closure + 8: otherLock, closure + 16: deferEntry, closure + 24: otherLock + 64})
 	assert.Equal(t, []holding.Held{{Lock: otherLock}, {Lock: otherLock + 64}}, holding.New(p).Held(g))
+}
+
+// TestHelperAnalyzedAgain checks that a helper that takes more work than is allowed for one goroutine is not said to call
+// methods of locks for ever.
+func TestHelperAnalyzedAgain(t *testing.T) {
+	p, g := newProgram(assemble("main.f", acquire, call(1<<24), park, release, ret))
+	calls := code(bytes.Repeat([]byte{0xe8}, 1<<18+8)...)
+	f, _ := assembleAt(1<<24, "main.helper", vector, calls)
+	p.functions = append(p.functions, f)
+	finder := holding.New(p)
+	assert.Empty(t, finder.Held(g))
+	assert.True(t, finder.May(g.Stack))
+	assert.Equal(t, []holding.Held{{Lock: lock}}, finder.Held(g))
 }
 
 // TestTooMuchForOneGoroutine checks that no lock is held if there are too many instructions to find out whether a callee has
