@@ -313,7 +313,8 @@ type candidate struct {
 	length  int
 }
 
-// candidates returns the slices in data, at the given address, whose first element points to a g.
+// candidates returns the slices in data, at the given address, whose first element points to a g, and that are long enough to
+// contain all known ones.
 func (s *listSearch) candidates(address uint64, data []byte) (found []candidate) {
 	const batch = 512
 	var slices []candidate
@@ -341,7 +342,7 @@ func (s *listSearch) candidates(address uint64, data []byte) (found []candidate)
 	}
 	for i := 0; i+sliceSize <= len(data) && s.maxSlices > 0; i += 8 {
 		pointer, length, capacity := binary.NativeEndian.Uint64(data[i:]), binary.NativeEndian.Uint64(data[i+8:]), binary.NativeEndian.Uint64(data[i+16:])
-		if !validPointer(pointer) || length == 0 || length > capacity || capacity > 1<<26 {
+		if !validPointer(pointer) || length == 0 || length > capacity || capacity > 1<<26 || length < uint64(len(s.known)) {
 			continue
 		}
 		s.maxSlices--

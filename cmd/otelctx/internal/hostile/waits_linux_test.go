@@ -225,7 +225,15 @@ func TestWaits(t *testing.T) {
 			content, headers := m.alloc(8), m.alloc(24*slices)
 			m.set(content, gs[0])
 			for i := range uint64(slices) {
-				m.set(headers+24*i, content, 1, 1)
+				m.set(headers+24*i, content, goroutines, goroutines)
+			}
+		}, true},
+		{"a slice in each word", func(m *image, _ []uint64) {
+			m.set(m.allgs+8, 0)
+			const words = 4 << 20
+			content := m.alloc(8 * words)
+			for i := range uint64(words) {
+				m.set(content+8*i, 1<<12)
 			}
 		}, true},
 	} {

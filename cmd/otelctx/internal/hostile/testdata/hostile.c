@@ -276,11 +276,15 @@ static size_t place(const char *path, const char *address)
 	return size;
 }
 
-// memory maps a file at an address, and keeps changing the memory if changes is set.
+// memory maps a file at an address, and keeps changing the memory if changes is set. otelctx searches only pages that are
+// present, so all of them are read first.
 static void memory(const char *path, const char *address, int changes)
 {
-	size_t size = place(path, address);
+	size_t size = place(path, address), i;
+	volatile const char *at = (const char *)strtoul(address, NULL, 0);
 
+	for (i = 0; i < size; i += 4096)
+		(void)at[i];
 	say("memory");
 	if (changes)
 		shake((uint64_t *)strtoul(address, NULL, 0), size / 8);
