@@ -265,17 +265,17 @@ func (s *Finder) analyze(f *function, nesting int) {
 			f.locks = f.locks || s.mayLock(f)
 			return
 		}
-		d := f.after(s, &i, i.action, f.depths[offset], nesting)
+		d := s.after(f, &i, i.action, f.depths[offset], nesting)
 		if i.action == returns {
 			if i.target != 0 {
-				d = f.after(s, &i, s.called(i.target).action, d, nesting)
+				d = s.after(f, &i, s.called(i.target).action, d, nesting)
 			}
 			if exits++; exits == 1 {
 				f.exit = d
 			}
 			f.exit = f.exit.or(d)
 		}
-		f.addClosure(s, &i)
+		s.addClosure(f, &i)
 		if i.falls {
 			flow(i.next(), d)
 		}
@@ -293,7 +293,7 @@ func (s *Finder) analyze(f *function, nesting int) {
 }
 
 // after returns the depth after an action, if d was the one before.
-func (f *function) after(s *Finder, i *instruction, a action, d depth, nesting int) depth {
+func (s *Finder) after(f *function, i *instruction, a action, d depth, nesting int) depth {
 	switch a {
 	case acquires:
 		f.locks = true
@@ -341,7 +341,7 @@ func (s *Finder) mayLock(f *function) bool {
 }
 
 // addClosure adds a closure of f to whose code an instruction refers, and notes that f defers calls.
-func (f *function) addClosure(s *Finder, i *instruction) {
+func (s *Finder) addClosure(f *function, i *instruction) {
 	if i.target != 0 && !f.defers {
 		name, _, _ := s.program.Frame(i.target)
 		f.defers = strings.HasPrefix(name, "runtime.deferproc")

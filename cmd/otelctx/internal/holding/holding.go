@@ -400,8 +400,8 @@ func (s *Finder) releasedByClosure(closure uint64, written map[uint64]value) []H
 }
 
 // closure returns the function of a closure, or nil if it is not understood.
-func (s *Finder) closure(at uint64) *function {
-	entry, ok := s.word(at)
+func (s *Finder) closure(address uint64) *function {
+	entry, ok := s.word(address)
 	if !ok {
 		return nil
 	}
