@@ -32,8 +32,8 @@ type state struct {
 	// written are the words that it will have written by then.
 	written map[uint64]value
 	// released are the locks that it will have released, without acquiring them before, on every path. acquired are those
-	// that it will have acquired, and tried those for which it will have called TryLock. unknown counts the acquisitions of
-	// locks whose address is unknown.
+	// that it will have acquired, and tried those for which it will have called TryLock; where
+	// paths have met, on the first. unknown is the largest number of acquisitions of locks whose address is unknown on a path.
 	released, acquired, tried []Held
 	unknown                   int
 }
@@ -45,7 +45,8 @@ func (s *state) clone() *state {
 	return &c
 }
 
-// merge joins two paths: s keeps only what is known on both. It reports whether s has changed.
+// merge joins two paths: s keeps only the registers, written words and released locks that are the same on both, and the
+// larger number of unknown locks. It reports whether s has changed.
 func (s *state) merge(o *state) (changed bool) {
 	for i := range s.registers {
 		if s.registers[i] != o.registers[i] && s.registers[i].known {
@@ -61,6 +62,9 @@ func (s *state) merge(o *state) (changed bool) {
 		if _, ok := s.written[at]; !ok {
 			s.written[at], changed = value{}, true
 		}
+	}
+	if o.unknown > s.unknown && s.unknown < maxDepth {
+		s.unknown, changed = o.unknown, true
 	}
 	released := len(s.released)
 	s.released = intersection(s.released, o.released)
@@ -96,11 +100,12 @@ type outcome struct {
 	// acquired are the locks that it acquires on some path, although it has not released them. reached are the locks that it
 	// or one of the functions that it calls acquires on some path that has not released them.
 	acquired, reached []Held
-	// kept are the locks that it has acquired and not released at the end of every path.
+	// kept are the locks that it has acquired and not released at the end of every path. Of paths that have met, the first
+	// counts.
 	kept []Held
 	// most is the largest number of locks that it has released at the end of a path.
 	most int
-	// final is what is known at the end of every path.
+	// final is what is known at the end of every path. Its acquired and tried are those of the first one.
 	final *state
 }
 

@@ -87,7 +87,9 @@ var (
 	read    = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x51, 0x10}, "sync.(*RWMutex).RLock", 0}
 	unread  = part{[]byte{0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x51, 0x10}, "sync.(*RWMutex).RUnlock", 0}
 	unknown = part{[]byte{0xf0, 0x0f, 0xc1, 0x10}, "sync.(*Mutex).Unlock", 0} // LOCK XADDL DX, (AX)
-	move    = code(0x48, 0x83, 0x44, 0x24, 0x08, 0x40)                        // ADDQ $64, 8(SP)
+	// acquireUnknown is LOCK CMPXCHGL DX, (AX).
+	acquireUnknown = part{[]byte{0xf0, 0x0f, 0xb1, 0x10}, "sync.(*Mutex).Lock", 0}
+	move           = code(0x48, 0x83, 0x44, 0x24, 0x08, 0x40) // ADDQ $64, 8(SP)
 	// Copies whose atomic instruction is attributed to the caller, as by Go 1.27.
 	acquire127 = []part{code(0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xb1, 0x11, 0x0f, 0x94, 0xc2), {[]byte{0x84, 0xd2}, "sync.(*Mutex).Lock", 0}} // ...; SETE DL; TESTL DL, DL
 	release127 = []part{code(0x48, 0x8b, 0x4c, 0x24, 0x08, 0xf0, 0x0f, 0xc1, 0x11), {[]byte{0xff, 0xca}, "sync.(*Mutex).Unlock", 0}}                 // ...; DECL DX
@@ -168,6 +170,9 @@ func TestHeld(t *testing.T) {
 		{"released in the first round", []part{acquire, park, overNext, release, jumpBack(18), ret}, nil},
 		{"tried", []part{try, park, release, ret}, nil},
 		{"an unknown lock is released", []part{acquire, park, unknown, ret}, nil},
+		{"an unknown lock is acquired", []part{acquire, park, acquireUnknown, release, ret}, nil},
+		{"an unknown lock is acquired on one path", []part{acquire, park, code(0x74, 4), acquireUnknown, release, ret}, nil}, // JE past it
+		{"unknown locks are acquired in a loop", []part{acquire, park, release, acquireUnknown, jumpBack(6), ret}, mutex},
 		{"another lock is released", []part{acquire, move, park, release, ret}, mutex}, // the word in memory is still the address of the first
 		{"the word changes later", []part{acquire, park, move, release, ret}, []holding.Held{{Lock: lock + 64}}},
 		{"twice, released once", []part{acquire, acquire, park, release, ret}, nil},
