@@ -388,8 +388,10 @@ func TestManyLocks(t *testing.T) {
 	callee, at := assembleAt(helperEntry, "other.f", park, code(bytes.Repeat([]byte{0x90}, 1<<14)...), ret)
 	p.functions, p.sizes[helperEntry] = append(p.functions, callee), 8
 	g = p.calledBy(g, slices.Repeat([]uint64{at}, callees)...)
-	maps.Copy(p.memory, map[uint64]uint64{base - bits: 3, base - slots: closure, base - slots + 8: closure + 16,
-		closure: deferEntry, closure + 8: otherLock, closure + 16: deferEntry, closure + 24: otherLock + 64})
+	maps.Copy(p.memory, map[uint64]uint64{
+		base - bits: 3, base - slots: closure, base - slots + 8: closure + 16,
+		closure: deferEntry, closure + 8: otherLock, closure + 16: deferEntry, closure + 24: otherLock + 64,
+	})
 	assert.Equal(t, []holding.Held{{Lock: otherLock}, {Lock: otherLock + 64}}, holding.New(p).Held(g))
 }
 
