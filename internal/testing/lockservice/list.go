@@ -210,6 +210,15 @@ func ways() []way {
 			go s.reads(u, c)
 			return s.mu.Lock
 		}},
+		{name: "in an HTTP request", hold: func(u *use) func() {
+			s := newShop()
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				panic(err)
+			}
+			go s.requests(u, "http://"+l.Addr().String())
+			return s.mu.Lock
+		}},
 		{name: "for another lock", blocked: true, hold: func(u *use) func() {
 			a, b := newShop(), newShop()
 			b.mu.Lock()

@@ -8,6 +8,7 @@ package main
 import (
 	"fmt"
 	"net"
+	"net/http"
 	"sync"
 	"syscall"
 	"time"
@@ -669,6 +670,16 @@ func (s *shop) reads(u *use, c net.Conn) {
 	defer s.mu.Unlock()
 	u.holds()
 	_, _ = c.Read(make([]byte, 1))
+}
+
+//go:noinline
+func (s *shop) requests(u *use, url string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u.holds()
+	if r, err := http.Get(url); err == nil { //nolint:noctx // It gets no answer.
+		_ = r.Body.Close()
+	}
 }
 
 //go:noinline

@@ -412,7 +412,7 @@ func (s *Finder) closure(address uint64) *function {
 }
 
 // released reports whether one of the functions that a function with this name has called, directly or not, may have
-// released a lock that its caller holds. One that has released any lock of its caller may have released this one.
+// released a lock that its caller holds. In other packages, only a function with the lock's address can do that.
 func (s *Finder) released(h Held, callees []frame, deferred map[int][]deferredCall, name string) bool {
 	for n := range callees {
 		f := &callees[n]
@@ -426,6 +426,9 @@ func (s *Finder) released(h Held, callees []frame, deferred map[int][]deferredCa
 			}
 			continue
 		}
+		if !related && !s.contains(f, h.Lock) {
+			continue
+		}
 		if f.depth.low < 0 {
 			return true
 		}
@@ -433,6 +436,19 @@ func (s *Finder) released(h Held, callees []frame, deferred map[int][]deferredCa
 			f.rest = s.followRest(f, deferred[n])
 		}
 		if f.rest.reaches(h) || related && f.rest.unclear {
+			return true
+		}
+	}
+	return false
+}
+
+// contains reports whether a word of the frame, or its copy of an argument, is the address.
+func (s *Finder) contains(f *frame, address uint64) bool {
+	const arguments, most, perStep = 10 * 8, 16 << 10, 64
+	end := min(f.base+16+arguments, f.sp+most)
+	s.steps -= int((end - f.sp) / perStep)
+	for at := f.sp; at < end; at += 8 {
+		if w, _ := s.word(at); w == address {
 			return true
 		}
 	}
