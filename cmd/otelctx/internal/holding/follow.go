@@ -29,8 +29,10 @@ const (
 // state is what is known about a goroutine before an instruction that it will execute.
 type state struct {
 	registers [16]value
-	// written are the words that it will have written by then.
+	// written are the words that the function will have written by then, and caller has those that were written before the
+	// function was called. It is nil for none, and does not change.
 	written map[uint64]value
+	caller  *state
 	// released are the locks that it will have released, without acquiring them before, on every path. acquired are those
 	// that it will have acquired, and tried those for which it will have called TryLock; where
 	// paths have met, on the first. unknown is the largest number of acquisitions of locks whose address is unknown on a path.
@@ -269,7 +271,7 @@ func (s *Finder) helper(caller *function, i *instruction, st *state, o *outcome,
 		}
 		return true
 	}
-	begin := &state{registers: st.registers, written: st.written}
+	begin := &state{registers: st.registers, written: map[uint64]value{}, caller: st}
 	switch sp := &begin.registers[rsp]; {
 	case !sp.known:
 		*sp = value{scratch, true}
@@ -335,8 +337,8 @@ const scratch = 1 << 62
 
 // releasedBy returns the locks that a function releases if it is called with these registers, and false if it may release
 // others instead.
-func (s *Finder) releasedBy(f *function, registers [16]value, written map[uint64]value, nesting int) ([]Held, bool) {
-	begin := &state{registers: registers, written: written}
+func (s *Finder) releasedBy(f *function, registers [16]value, caller *state, nesting int) ([]Held, bool) {
+	begin := &state{registers: registers, written: map[uint64]value{}, caller: caller}
 	begin.registers[rsp] = value{scratch, true}
 	o, ok := s.follow(f, 0, begin, maxDepth, nesting)
 	return o.released, ok && len(o.released) > 0 && len(o.acquired) == 0
@@ -396,12 +398,14 @@ func (s *Finder) load(st *state, at value) value {
 	if !at.known {
 		return value{}
 	}
-	if v, ok := st.written[at.word]; ok {
-		return v
-	}
-	for near := at.word - 7; near != at.word+8; near++ { // a word that is partly written
-		if _, ok := st.written[near]; ok {
-			return value{}
+	for ; st != nil; st = st.caller {
+		if v, ok := st.written[at.word]; ok {
+			return v
+		}
+		for near := at.word - 7; near != at.word+8; near++ { // a word that is partly written
+			if _, ok := st.written[near]; ok {
+				return value{}
+			}
 		}
 	}
 	w, ok := s.word(at.word)

@@ -268,9 +268,8 @@ func (s *Finder) heldBy(f *frame, deferred []deferredCall, waiting uint64) (held
 	if !ok {
 		return nil
 	}
-	none := map[uint64]value{}
 	for _, c := range calls {
-		held = append(held, s.releasedByClosure(c, none)...)
+		held = append(held, s.releasedByClosure(c, nil)...)
 	}
 	fromList := len(held)
 	for _, c := range deferred {
@@ -278,13 +277,14 @@ func (s *Finder) heldBy(f *frame, deferred []deferredCall, waiting uint64) (held
 		d, ok := f.depths[int(c.pc-f.Entry)]
 		if ok && d.low+d.tries > 0 && !f.depth.released {
 			calls = append(calls, c.closure)
-			held = append(held, s.releasedByClosure(c.closure, none)...)
+			held = append(held, s.releasedByClosure(c.closure, nil)...)
 		}
 	}
 	if int(f.depth.low)+int(f.depth.tries) < fromList {
 		held = held[fromList:]
 	}
-	if len(held) == 0 && f.depth.high <= 0 {
+	certain := f.depth.low > 0 && f.depth.low == f.depth.high
+	if len(held) == 0 && !certain {
 		return nil
 	}
 	begin := f.begin()
@@ -296,14 +296,14 @@ func (s *Finder) heldBy(f *frame, deferred []deferredCall, waiting uint64) (held
 	var later []Held // what the deferred calls will release when they are executed
 	for _, c := range calls {
 		if o.final != nil {
-			later = append(later, s.releasedByClosure(c, o.final.written)...)
+			later = append(later, s.releasedByClosure(c, o.final)...)
 		}
 	}
 	// A lock that will be acquired before it is released is not held now.
 	held = slices.DeleteFunc(held, func(h Held) bool {
 		return o.reaches(h) || o.final != nil && !slices.Contains(later, h)
 	})
-	if n := int(f.depth.low); n > 0 && f.depth.low == f.depth.high {
+	if n := int(f.depth.low); certain {
 		if o, ok = s.follow(f.function, f.next, begin, n, 0); ok {
 			all := slices.Clone(held)
 			for _, h := range o.released {
@@ -388,14 +388,14 @@ func (s *Finder) deferred(list uint64, frames []frame) (map[int][]deferredCall, 
 }
 
 // releasedByClosure returns the locks that a call of a closure releases.
-func (s *Finder) releasedByClosure(closure uint64, written map[uint64]value) []Held {
+func (s *Finder) releasedByClosure(closure uint64, caller *state) []Held {
 	f := s.closure(closure)
 	if f == nil {
 		return nil
 	}
 	var registers [16]value
 	registers[rdx] = value{closure, true}
-	held, _ := s.releasedBy(f, registers, written, 0)
+	held, _ := s.releasedBy(f, registers, caller, 0)
 	return held
 }
 

@@ -385,7 +385,7 @@ func TestManyLocks(t *testing.T) {
 	f, at := assemble("main.f", acquire, acquire, park, ret)
 	f.OpenDefers, f.DeferBits, f.DeferSlots = true, bits, slots
 	p, g := newProgram(f, at)
-	callee, at := assembleAt(helperEntry, "other.f", park, code(bytes.Repeat([]byte{0x90}, 1<<14)...), ret)
+	callee, at := assembleAt(helperEntry, "main.g", park, code(bytes.Repeat([]byte{0x90}, 1<<14)...), ret)
 	p.functions, p.sizes[helperEntry] = append(p.functions, callee), 8
 	g = p.calledBy(g, slices.Repeat([]uint64{at}, callees)...)
 	maps.Copy(p.memory, map[uint64]uint64{
@@ -419,7 +419,7 @@ func TestTooMuchForOneGoroutine(t *testing.T) {
 		{20, nil},
 	} {
 		p, g := newProgram(assemble("main.f", acquire, park, release, ret))
-		callee, at := assembleAt(helperEntry, "other.f", park, code(bytes.Repeat([]byte{0x90}, 1<<14)...), ret)
+		callee, at := assembleAt(helperEntry, "main.g", park, code(bytes.Repeat([]byte{0x90}, 1<<14)...), ret)
 		p.functions, p.sizes[helperEntry] = append(p.functions, callee), 8
 		g = p.calledBy(g, slices.Repeat([]uint64{at}, test.callees)...)
 		assert.Equal(t, test.want, holding.New(p).Held(g), test.callees)
