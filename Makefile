@@ -30,7 +30,7 @@ SHARED := netgo,osusergo
 .PHONY: test
 test: export CGO_ENABLED := 0
 test: export GOFLAGS := $(shell $(GO) env GOFLAGS) -tags=$(SHARED)
-test: ## Test the library and the command: 2 to 5 minutes on two processors.
+test: ## Test the library and the command: 2 to 4 minutes on two processors.
 	@JOBS=2 .ci/test . cmd/otelctx -- $(TEST) -tags invariants,$(SHARED)
 
 # The benchmarks module is tested without the race detector, because the detector would distort its
