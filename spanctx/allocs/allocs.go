@@ -9,8 +9,8 @@
 // samples: then the linker turns sampling off. Importing this package turns it on again with the same rate. Programs
 // that use net/http/pprof or runtime.MemProfile do not need it.
 //
-// A sample takes about 2 µs, or longer with deep stacks, whether or not anybody records. At this rate and 1 GB/s, that is
-// 0.4 % of a core. The runtime also keeps a bucket of about 500 bytes for each different stack that allocates.
+// A sample takes about 3 µs, or longer with deep stacks, whether or not anybody records. At this rate and 1 GB/s, that is
+// 0.5 % of a core. The runtime also keeps a bucket of about 500 bytes for each different stack that allocates.
 //
 // Programs that set runtime.MemProfileRate themselves keep their rate. To turn sampling off, do not import the package, or
 // set the rate to 0 at the start of main.
