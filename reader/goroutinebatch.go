@@ -46,9 +46,7 @@ func (c *goroutineCall) readBatch(out []Goroutine, pending []int) error {
 	}
 	c.result.Lost += len(pending)
 	for _, i := range pending {
-		out[i].WaitReason, out[i].waitSince, out[i].OwnTID, out[i].Stack, out[i].StackErr = "", 0, 0, nil, errTorn
-		out[i].Wait, out[i].Creator, out[i].CreatedAt, out[i].Entry, out[i].SP, out[i].Deferred = Wait{}, 0, 0, 0, 0, 0
-		out[i].Span, out[i].SpanKnown, out[i].LastPublished, out[i].labels = 0, false, 0, 0
+		out[i] = Goroutine{GoroutineRef: out[i].GoroutineRef, State: out[i].State, StackErr: errTorn}
 	}
 	return nil
 }
@@ -205,6 +203,7 @@ func (c *goroutineCall) m(g *gostack.G) uint64 {
 // decode sets the fields of out from the data in r. allOK says which parts could be read. decode
 // returns false if the goroutine changed during the read.
 func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool) bool {
+	*out = Goroutine{GoroutineRef: out.GoroutineRef} // without what an earlier attempt has found
 	switch {
 	case r.g.Data == nil:
 		out.StackErr = errUnreadable
@@ -233,7 +232,6 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 	if !allOK[r.last] || !c.layout.SameAs(r.g.Data, r.after) {
 		return false
 	}
-	out.Span, out.SpanKnown, out.LastPublished = 0, false, 0
 	if r.entry != nil && allOK[r.page] {
 		if e := decodeEntry(r.entry); e.Check == wire.GoroutineCheck(out.ID, out.G, wire.ActiveSpan(e.ActiveSpan)) {
 			out.LastPublished = SpanRef(wire.ActiveSpan(e.ActiveSpan).Ref())
@@ -245,7 +243,6 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 	}
 	if c.options.Details {
 		c.setOrigin(out, r.g)
-		out.SP, out.Deferred = 0, 0
 		if _, _, ok := c.layout.UsedStack(r.g); ok {
 			out.SP, out.Deferred = word(r.g.Data, c.layout.SP), word(r.g.Data, c.runtime.GM-deferredBeforeM)
 		}
@@ -281,7 +278,6 @@ const deferredBeforeM = 8
 // setOrigin sets Entry, CreatedAt and Creator. Before the entry, g has had the same fields since Go 1.21:
 // the id of the creator, the return address of its go statement, and a pointer.
 func (c *goroutineCall) setOrigin(out *Goroutine, g *gostack.G) {
-	out.Entry, out.CreatedAt, out.Creator = 0, 0, 0
 	if c.entry == 0 || c.options.Code == nil {
 		return
 	}

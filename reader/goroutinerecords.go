@@ -183,7 +183,8 @@ func (r *recordIDs) match() bool {
 
 // readInherited sets the spans of goroutines that have no entry in the goroutine table, but labels
 // with a record. They have inherited these from the goroutine that started them, or their entry now
-// belongs to another goroutine.
+// belongs to another goroutine. A goroutine with an entry whose span has ended and lost its cell may be in
+// another span by now, which its record has: its state and its stack are not of that span.
 func (c *goroutineCall) readInherited(v *threadView) error {
 	if !c.labels || v.spans == nil {
 		return nil
@@ -192,7 +193,7 @@ func (c *goroutineCall) readInherited(v *threadView) error {
 	var refs []GoroutineRef
 	var labels []uint64
 	for i := range c.result.Goroutines {
-		if g := &c.result.Goroutines[i]; !g.SpanKnown && validPointer(g.labels) {
+		if g := &c.result.Goroutines[i]; !g.SpanKnown && g.LastPublished == 0 && validPointer(g.labels) {
 			found, refs, labels = append(found, g), append(refs, g.GoroutineRef), append(labels, g.labels)
 		}
 	}

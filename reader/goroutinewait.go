@@ -141,7 +141,6 @@ func (c *goroutineCall) readWaits(out []Goroutine, pending []int, readings []gor
 		if kind := waitKindOf(out[index].WaitReason); kind != otherWait && out[index].State == GoroutineWaiting {
 			waits = append(waits, &waitReading{out: &out[index], g: g, index: index, kind: kind})
 		}
-		out[index].Wait = Wait{}
 	}
 	if len(waits) == 0 {
 		return nil, nil
