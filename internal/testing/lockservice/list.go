@@ -44,12 +44,17 @@ func trap(f func(*shop, *use)) func(u *use) func() {
 func quietTrap(f func(*shop, *use)) func(u *use) func() {
 	return func(u *use) func() {
 		s := newShop()
-		go f(s, u)
-		u.lingers()
-		s.mu.Lock()
-		go u.park()
-		return s.mu.Lock
+		return u.quiet(&s.mu, func() { f(s, u) })
 	}
+}
+
+// quiet starts f, which lingers, and lets another goroutine hold the lock, which leaves no trace.
+func (u *use) quiet(l sync.Locker, f func()) (wait func()) {
+	go f()
+	u.lingers()
+	l.Lock()
+	go u.park()
+	return l.Lock
 }
 
 // lingers waits until another goroutine lingers.
@@ -265,11 +270,7 @@ func ways() []way {
 		{name: "knows another lock, plain", hold: known((*shop).knowsPlain), unknown: true},
 		{name: "Cond.Wait, nobody", unknown: true, hold: func(u *use) func() {
 			c := sync.NewCond(new(sync.Mutex))
-			go waits(c, u)
-			u.lingers()
-			c.L.Lock()
-			go u.park()
-			return c.L.Lock
+			return u.quiet(c.L, func() { waits(c, u) })
 		}},
 		{name: "Cond.Wait", hold: func(u *use) func() {
 			m := new(sync.Mutex)

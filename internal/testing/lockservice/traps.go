@@ -448,6 +448,12 @@ func moreTraps() []way {
 	quietOn := func(f func(s *shop, a *sync.Mutex, u *use)) func(u *use) func() {
 		return quietTrap(func(s *shop, u *use) { f(s, new(sync.Mutex), u) })
 	}
+	quietRW := func(f func(*shop, *use)) func(u *use) func() {
+		return func(u *use) func() {
+			s := newShop()
+			return u.quiet(&s.rw, func() { f(s, u) })
+		}
+	}
 	return []way{
 		{name: "condition of its own", hold: quietTrap(func(s *shop, u *use) { s.customCond(&condition{L: &s.mu}, u) }), unknown: true},
 		{name: "condition of its own, plain", hold: quietTrap(func(s *shop, u *use) { s.customCondPlain(&condition{L: &s.mu}, u) }), unknown: true},
@@ -459,45 +465,22 @@ func moreTraps() []way {
 		{name: "released for a while by method values, after long code", hold: quietTrap((*shop).pausedAfterLong), unknown: true},
 		{name: "released for a while below by method values", hold: quietTrap((*shop).unlockedBelow), unknown: true},
 		{name: "released for a while by a helper with a jump table", hold: quietTrap((*shop).pausedBeyondTable), unknown: true},
-		{name: "RWMutex, released for a while by a helper with a jump table", unknown: true, hold: func(u *use) func() {
-			s := newShop()
-			go s.pausedBeyondTableRW(u)
-			u.lingers()
-			s.rw.Lock()
-			go u.park()
-			return s.rw.Lock
-		}},
+		{name: "RWMutex, released for a while by a helper with a jump table", hold: quietRW((*shop).pausedBeyondTableRW), unknown: true},
 		{name: "hand over hand", unknown: true, hold: func(u *use) func() {
 			l := &list{next: &list{}}
-			go crab(l, u)
-			u.lingers()
-			l.mu.Lock()
-			go u.park()
-			return l.mu.Lock
+			return u.quiet(&l.mu, func() { crab(l, u) })
 		}},
 		{name: "hand over hand, plain", unknown: true, hold: func(u *use) func() {
 			l := &list{next: &list{}}
-			go crabPlain(l, u)
-			u.lingers()
-			l.mu.Lock()
-			go u.park()
-			return l.mu.Lock
+			return u.quiet(&l.mu, func() { crabPlain(l, u) })
 		}},
 		{name: "deferred for another lock", unknown: true, hold: func(u *use) func() {
 			a, b := new(list), new(list)
-			go swap(a, b, u)
-			u.lingers()
-			a.mu.Lock()
-			go u.park()
-			return a.mu.Lock
+			return u.quiet(&a.mu, func() { swap(a, b, u) })
 		}},
 		{name: "in a map, locked later", unknown: true, hold: func(u *use) func() {
 			m := new(sync.Mutex)
-			go newShop().inMapLater(map[string]*sync.Mutex{"b": m}, m, new(sync.Mutex), u)
-			u.lingers()
-			m.Lock()
-			go u.park()
-			return m.Lock
+			return u.quiet(m, func() { newShop().inMapLater(map[string]*sync.Mutex{"b": m}, m, new(sync.Mutex), u) })
 		}},
 		{name: "TryLock, locked by a helper later", unknown: true, hold: func(u *use) func() {
 			s := newShop()
@@ -512,14 +495,9 @@ func moreTraps() []way {
 		{name: "released for a while by an interface of its own, plain", hold: quietTrap(func(s *shop, u *use) { s.byUserInterfacePlain(s, s, u) }), unknown: true},
 		{name: "released for a while below by an interface", hold: quietTrap((*shop).withoutLocker), unknown: true},
 		{name: "TryLock of another lock later", hold: func(u *use) func() { a := new(sync.Mutex); go newShop().triesLater(a, u); return a.Lock }},
-		{name: "deferred, but released, with another lock", unknown: true, hold: func(u *use) func() {
-			s := newShop()
-			go s.heldAndReleased(new(sync.Mutex), map[string]*sync.Mutex{"b": &s.mu}, u)
-			u.lingers()
-			s.mu.Lock()
-			go u.park()
-			return s.mu.Lock
-		}},
+		{name: "deferred, but released, with another lock", unknown: true, hold: quietOn(func(s *shop, a *sync.Mutex, u *use) {
+			s.heldAndReleased(a, map[string]*sync.Mutex{"b": &s.mu}, u)
+		})},
 		{name: "condition with RLocker", unknown: true, hold: func(u *use) func() {
 			s := newShop()
 			go s.readCond(&condition{L: s.rw.RLocker()}, u)
@@ -530,35 +508,10 @@ func moreTraps() []way {
 		}},
 		{name: "condition with an embedded RWMutex", unknown: true, hold: func(u *use) func() {
 			e := new(embeddedRW)
-			go embeddedCond(e, &condition{L: e}, u)
-			u.lingers()
-			e.Lock()
-			go u.park()
-			return e.Lock
+			return u.quiet(e, func() { embeddedCond(e, &condition{L: e}, u) })
 		}},
-		{name: "RWMutex read, written later", unknown: true, hold: func(u *use) func() {
-			s := newShop()
-			go s.upgrade(u)
-			u.lingers()
-			s.rw.Lock()
-			go u.park()
-			return s.rw.Lock
-		}},
-		{name: "RWMutex read, then written", unknown: true, hold: func(u *use) func() {
-			s := newShop()
-			go s.upgradeFlag(u, true)
-			u.lingers()
-			s.rw.Lock()
-			go u.park()
-			return s.rw.Lock
-		}},
-		{name: "Cond.Wait below", unknown: true, hold: func(u *use) func() {
-			s := newShop()
-			go s.condShared(u, sync.NewCond(&s.mu))
-			u.lingers()
-			s.mu.Lock()
-			go u.park()
-			return s.mu.Lock
-		}},
+		{name: "RWMutex read, written later", hold: quietRW((*shop).upgrade), unknown: true},
+		{name: "RWMutex read, then written", hold: quietRW(func(s *shop, u *use) { s.upgradeFlag(u, true) }), unknown: true},
+		{name: "Cond.Wait below", hold: quietTrap(func(s *shop, u *use) { s.condShared(u, sync.NewCond(&s.mu)) }), unknown: true},
 	}
 }
