@@ -230,9 +230,9 @@ func TestAllocations(t *testing.T) {
 	fewer := map[string]*comparison{}
 	measure := func(baseline, candidate sampling) {
 		c := compare(t, exe, baseline, candidate, max(*pairs/turns, 1))
-		what := []string{candidate.String(), baseline.String()}
-		rows = append(rows, slices.Concat([]string{fmt.Sprint(candidate.rate>>10, " KiB")}, what, c.cells(fewer[fmt.Sprint(what)])))
-		fewer[fmt.Sprint(what)] = c
+		names := []string{candidate.String(), baseline.String()}
+		rows = append(rows, slices.Concat([]string{fmt.Sprint(candidate.rate>>10, " KiB")}, names, c.cells(fewer[fmt.Sprint(names)])))
+		fewer[fmt.Sprint(names)] = c
 		t.Log(rows[len(rows)-1])
 	}
 	for _, rate := range []int{defaultRate, highRate} {

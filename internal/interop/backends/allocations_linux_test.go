@@ -4,8 +4,8 @@
 package backends
 
 import (
-	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -91,8 +91,16 @@ func leaking(parent *childproc.Parent) {
 	}
 }
 
-// label is a label of samples. The zero value stands for all samples.
+// label is a label of samples. The zero value stands for all samples of the service.
 type label struct{ name, value string }
+
+// selector returns the query for the samples with the label.
+func (l label) selector() string {
+	if l == (label{}) {
+		l = label{"service_name", serviceName}
+	}
+	return fmt.Sprintf("{%s=%q}", l.name, l.value)
+}
 
 // memory is the content of a recording of allocations.
 type memory struct {
@@ -138,18 +146,7 @@ func recordLeaking(t *testing.T, enough func() (bool, error), options ...string)
 	child := childproc.Start(t, roleLeaking, nil)
 	child.Expect("ready")
 	cmd := exec.Command(program, append([]string{"record", strconv.Itoa(child.PID()), "--alloc", "--live", "--repeat", "--duration", "500ms"}, options...)...)
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
-	require.NoError(t, cmd.Start())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = cmd.Wait()
-	}()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-ended
-	})
+	output, ended := launch(t, cmd)
 	var unreadable error
 	require.Eventually(t, func() bool {
 		select {

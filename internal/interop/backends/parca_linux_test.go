@@ -120,11 +120,7 @@ func TestParcaAllocations(t *testing.T) {
 	c := parcaClient{address, m.recording}
 	for kind, unit := range units {
 		for _, l := range m.questions(kind) {
-			selector := fmt.Sprintf("{service_name=%q}", serviceName)
-			if l != (label{}) {
-				selector = fmt.Sprintf("{%s=%q}", l.name, l.value)
-			}
-			assert.Equal(t, m.sums[kind][l], c.find(t, fmt.Sprintf("%s:%s:%s:space:bytes:delta", parcaScope, kind, unit), selector), "%s of %v", kind, l)
+			assert.Equal(t, m.sums[kind][l], c.find(t, fmt.Sprintf("%s:%s:%s:space:bytes:delta", parcaScope, kind, unit), l.selector()), "%s of %v", kind, l)
 		}
 	}
 	assert.Equal(t, m.sums[cpuSamples][label{}], c.total(t, "service_name", serviceName))

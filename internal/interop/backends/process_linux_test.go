@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -36,30 +35,34 @@ func start(t *testing.T, ports int, path string, command func(addresses []string
 	for range attempts {
 		addresses = freeAddresses(t, ports)
 		cmd := command(addresses)
-		log, err := os.Create(filepath.Join(t.TempDir(), "log"))
-		require.NoError(t, err)
-		cmd.Stdout, cmd.Stderr = log, log
-		require.NoError(t, cmd.Start())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			_ = cmd.Wait()
-		}()
-		t.Cleanup(func() {
-			_ = cmd.Process.Kill()
-			<-ended
-			if t.Failed() {
-				text, _ := os.ReadFile(log.Name())
-				t.Logf("log of %s:\n%s", filepath.Base(cmd.Path), tail(string(text)))
-			}
-			_ = log.Close()
-		})
-		if awaitReady(t, "http://"+addresses[0]+path, ended) {
+		if _, ended := launch(t, cmd); awaitReady(t, "http://"+addresses[0]+path, ended) {
 			return addresses
 		}
 	}
 	t.Fatal("the server exited")
 	return nil
+}
+
+// launch starts a command, and kills it at the end of the test if it still runs. ended is closed when it has ended, and
+// log has its output then. If the test fails, the last lines are logged.
+func launch(t *testing.T, cmd *exec.Cmd) (log *strings.Builder, ended <-chan struct{}) {
+	t.Helper()
+	log = new(strings.Builder)
+	cmd.Stdout, cmd.Stderr = log, log
+	require.NoError(t, cmd.Start())
+	exited := make(chan struct{})
+	go func() {
+		defer close(exited)
+		_ = cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-exited
+		if t.Failed() {
+			t.Logf("log of %s:\n%s", filepath.Base(cmd.Path), tail(log.String()))
+		}
+	})
+	return log, exited
 }
 
 // tail returns the last lines of a log.

@@ -217,11 +217,7 @@ func TestPyroscopeAllocations(t *testing.T) {
 		profileType := fmt.Sprintf("space:%s:%s:space:bytes", kind, unit)
 		want = append(want, profileType)
 		for _, l := range m.questions(kind) {
-			selector := fmt.Sprintf("{service_name=%q}", serviceName)
-			if l != (label{}) {
-				selector = fmt.Sprintf("{%s=%q}", l.name, l.value)
-			}
-			assert.EqualValues(t, m.sums[kind][l], c.find(t, profileType, selector).Flamegraph.Total, "%s of %v", kind, l)
+			assert.EqualValues(t, m.sums[kind][l], c.find(t, profileType, l.selector()).Flamegraph.Total, "%s of %v", kind, l)
 		}
 		for id, value := range top(texts(m.bySpan[kind], spanText)) {
 			assert.Equal(t, value, c.findSpan(t, profileType, id), "%s of span %s", kind, id)

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -50,21 +49,7 @@ func receive(t *testing.T, config string, environment []string, inSpans func(r r
 		"--config", filepath.Join("..", "..", "..", "collector", "config", config),
 	}, arguments...)...)
 	cmd.Env = append(os.Environ(), environment...)
-	var log strings.Builder
-	cmd.Stdout, cmd.Stderr = &log, &log
-	require.NoError(t, cmd.Start())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = cmd.Wait()
-	}()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-ended
-		if t.Failed() {
-			t.Logf("log of the Collector:\n%s", tail(log.String()))
-		}
-	})
+	_, ended := launch(t, cmd)
 
 	r := recording{period: receiverPeriod, first: time.Now()}
 	for end := time.Now().Add(readyWithin); ; {
