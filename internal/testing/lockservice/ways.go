@@ -20,6 +20,7 @@ type shop struct {
 	stock map[string]int
 	rw    sync.RWMutex
 	other *sync.Mutex
+	jumps int
 }
 
 type embedded struct {

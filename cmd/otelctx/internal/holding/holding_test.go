@@ -395,8 +395,8 @@ func TestManyLocks(t *testing.T) {
 	assert.Equal(t, []holding.Held{{Lock: otherLock}, {Lock: otherLock + 64}}, holding.New(p).Held(g))
 }
 
-// TestHelperAnalyzedAgain checks that a helper that takes more work than is allowed for one goroutine is not said to call
-// methods of locks for ever.
+// TestHelperAnalyzedAgain checks that a helper that takes more work than is allowed for one goroutine counts as one that calls
+// methods of locks only until it has been analyzed.
 func TestHelperAnalyzedAgain(t *testing.T) {
 	p, g := newProgram(assemble("main.f", acquire, call(1<<24), park, release, ret))
 	calls := code(bytes.Repeat([]byte{0xe8}, 1<<18+8)...)
