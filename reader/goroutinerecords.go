@@ -183,8 +183,9 @@ func (r *recordIDs) match() bool {
 
 // readInherited sets the spans of goroutines that have no entry in the goroutine table, but labels
 // with a record. They have inherited these from the goroutine that started them, or their entry now
-// belongs to another goroutine. A goroutine with an entry whose span has ended and lost its cell may be in
-// another span by now, which its record has: its state and its stack are not of that span.
+// belongs to another goroutine. Goroutines that do have an entry are left out, even if its span has ended
+// and the cell was reused: by now, their record may be that of their next span, to which the state and the
+// stack that were read do not belong.
 func (c *goroutineCall) readInherited(v *threadView) error {
 	if !c.labels || v.spans == nil {
 		return nil

@@ -34,8 +34,8 @@ type state struct {
 	written map[uint64]value
 	caller  *state
 	// released are the locks that it will have released, without acquiring them before, on every path. acquired are those
-	// that it will have acquired, and tried those for which it will have called TryLock; where
-	// paths have met, on the first. unknown is the largest number of acquisitions of locks whose address is unknown on a path.
+	// that it will have acquired, and tried those for which it will have called TryLock, on the first of the paths that have
+	// met here. unknown is the largest number of locks that it will have acquired on a path without their address being known.
 	released, acquired, tried []Held
 	unknown                   int
 }
@@ -317,7 +317,7 @@ const maxBalanced = 1 << 12
 
 // followHelper follows a helper from its beginning. A balanced one is followed only to see whether it acquires a lock through
 // a function value or an interface. If that takes too many instructions, as in the End of a span, it is long, and nothing is
-// known about it. A small one is not: what its caller makes it call may be long, or not.
+// known about it. A small helper is never long, although a function that it is given to call may be.
 func (s *Finder) followHelper(f *function, begin *state, balanced bool, nesting int) (outcome, bool) {
 	if !balanced || len(f.Code) <= maxSmall || s.limit > 0 {
 		return s.follow(f, 0, begin, maxDepth, nesting)

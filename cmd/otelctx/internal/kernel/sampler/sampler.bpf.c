@@ -1015,10 +1015,10 @@ int sample(struct bpf_perf_event_data *ctx)
 	return 0;
 }
 
-// use_own_stack keeps a program at a probe on the stack of its thread. Linux 6.13 and later give kprobe programs, and
-// uprobe programs are of this type, a private stack for each CPU instead. A uprobe program can be preempted, and a second
-// one on the CPU would overwrite the local variables of the first one, which would then use what it finds there as pointers
-// of the kernel.
+// use_own_stack keeps a program at a probe on the stack of its thread. Linux 6.13 and later give programs of the type
+// kprobe, which these are, a private stack for each CPU instead. But a program at a probe in a process can be preempted. A
+// second one on the same CPU would then overwrite the local variables of the first, which would use whatever it finds there
+// as kernel pointers.
 // Programs that contain a tail call have no private stack. This call does nothing.
 static __always_inline void use_own_stack(void *ctx)
 {
