@@ -24,8 +24,8 @@ type Counter struct {
 // Period holds the number of requests in a period.
 type Period struct {
 	ended map[endpoint]uint64
-	// services has the services that have processes which count their requests. incomplete has those of which some
-	// requests may not have been counted.
+	// services has the services that have processes which count their requests: true if the counters were read in this
+	// period, and false if in the previous one. incomplete has those of which some requests may not have been counted.
 	services, incomplete map[string]bool
 }
 
@@ -72,19 +72,27 @@ func (c *Counter) Miss(service string) {
 	c.period.note(service, true)
 }
 
-// EndPeriod returns the requests since the last call.
+// EndPeriod returns the requests since the last call. A service whose counters were read just before has a number in the
+// next period, too, even if they are not read again in it.
 func (c *Counter) EndPeriod() *Period {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.period
 	c.period = Period{}
+	for service, read := range p.services {
+		if read {
+			c.period.note(service, false)
+			c.period.services[service] = false
+		}
+	}
 	return &p
 }
 
 // Set sets the numbers of requests of endpoints.
 func Set[A any](p *Period, endpoints []tally.Name[A]) {
 	for i := range endpoints {
-		if e := &endpoints[i]; e.Name != "" && p.services[e.Service] {
+		e := &endpoints[i]
+		if _, counted := p.services[e.Service]; counted && e.Name != "" {
 			e.Requests = &tally.Requests{Ended: p.ended[endpoint{e.Service, e.Name}], AtLeast: p.incomplete[e.Service]}
 		}
 	}

@@ -109,6 +109,7 @@ func TestPeriods(t *testing.T) {
 	s.serve("GET /", 2)
 	s.read(&p, &c)
 	assert.Equal(t, []string{"5", "1", "0", "unknown"}, of(c.EndPeriod(), "GET /", "new", "warm-up", ""))
+	assert.Equal(t, []string{"0"}, of(c.EndPeriod(), "GET /"), "a row may be added just after its counters were read")
 	assert.Equal(t, []string{"unknown"}, of(c.EndPeriod(), "GET /"))
 	s.serve("new", 4)
 	s.read(&p, &c)
