@@ -42,7 +42,7 @@ func serveWaiting(parent *childproc.Parent) {
 	tracer := tp.Tracer("")
 	names := [...]string{"GET /price", "GET /stock", "POST /order", "GET /picture"}
 	wait := func() {
-		time.Sleep(time.Duration(float64(length) * (0.5 + rand.Float64()))) //nolint:gosec // G404: chance, not secrecy
+		time.Sleep(time.Duration(float64(length) * (0.5 + rand.Float64())))
 	}
 	for i := range requests {
 		go func() {
